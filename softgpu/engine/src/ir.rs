@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
 
 use crate::image::ReferenceKind;
-use crate::machine::Machine;
+use crate::machine::MachineCode;
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
 
@@ -447,7 +447,7 @@ pub(crate) struct LoweredCode {
     pub(crate) params: Vec<Argument>,
     pub(crate) returns: Vec<Argument>,
     pub(crate) defined: bool,
-    pub(crate) machine: Machine,
+    pub(crate) machine: MachineCode,
 }
 
 /// A token for the address of function `index`; every load from it fails.

@@ -1,4 +1,4 @@
-//! Machine code for runs of lane-wise instructions, made while a kernel runs.
+//! MachineCode code for runs of lane-wise instructions, made while a kernel runs.
 //!
 //! The interpreter executes one instruction at a time for 32 lanes, and each instruction reads and writes its slots in memory. A run is a
 //! sequence of such instructions, perhaps with the branch that repeats it, as one function in machine code: values stay in vector
@@ -31,7 +31,7 @@ const MAX_BYTES: usize = 1 << 20;
 
 /// The machine code of a function, once there is some.
 #[derive(Default)]
-pub(crate) struct Machine {
+pub(crate) struct MachineCode {
     entered: AtomicU32,
     code: OnceLock<Option<Translation>>,
 }
@@ -39,11 +39,11 @@ pub(crate) struct Machine {
 /// The instructions of a function with runs in the place of their first instructions, which the original keeps.
 pub(crate) struct Translation {
     pub(crate) insts: Vec<Inst>,
-    runs: Vec<Entry>,
+    runs: Vec<RunEntry>,
     pages: Pages,
 }
 
-struct Entry {
+struct RunEntry {
     offset: usize,
     /// Index of the instruction after the run.
     end: u32,
@@ -51,7 +51,7 @@ struct Entry {
 
 /// The state that a run and the interpreter share.
 #[repr(C)]
-struct Call {
+struct RunCall {
     /// The lanes that run.
     mask: u32,
     /// The lanes that the budget stopped before their next iteration.
@@ -64,7 +64,7 @@ struct Call {
     shared_len: u32,
 }
 
-impl Call {
+impl RunCall {
     const MASK: i32 = 0;
     const RUNNING: i32 = 4;
     const BUDGET: i32 = 8;
@@ -91,7 +91,7 @@ fn enabled() -> bool {
     })
 }
 
-impl Machine {
+impl MachineCode {
     /// The translation of a function that a fragment enters. Translates it if it has been entered often enough.
     #[inline(always)]
     pub(crate) fn enter<'c>(&'c self, code: &LoweredCode) -> Option<&'c Translation> {
@@ -136,7 +136,7 @@ fn translate(code: &LoweredCode) -> Option<Translation> {
         let end = run.start + run.insts.len() + usize::from(run.repeat.is_some());
         let first = &mut insts[run.start];
         (first.op, first.guard, first.imm) = (Op::Run, NONE, i64::try_from(entries.len()).ok()?);
-        entries.push(Entry { offset: bytes.len(), end: u32::try_from(end).ok()? });
+        entries.push(RunEntry { offset: bytes.len(), end: u32::try_from(end).ok()? });
         bytes.extend_from_slice(&function);
         bytes.resize(bytes.len().next_multiple_of(32), 0xcc);
     }
@@ -160,7 +160,7 @@ impl Translation {
     ) -> Option<Ran> {
         let entry = &self.runs[usize::try_from(i.imm).unwrap_or(usize::MAX)];
         let shared_len = u32::try_from(spaces.shared_len).unwrap_or(0);
-        let mut call = Call { mask, running: 0, budget, left: budget, shared: spaces.shared, shared_len };
+        let mut call = RunCall { mask, running: 0, budget, left: budget, shared: spaces.shared, shared_len };
         pages::call(&self.pages, entry.offset, frame, &mut call).then_some(Ran {
             end: entry.end,
             running: call.running,

@@ -5,7 +5,7 @@
 use core::ffi::c_void;
 use core::ptr::NonNull;
 
-use super::Call;
+use super::RunCall;
 use crate::regs::Frame;
 
 /// Pages with code, until they are dropped.
@@ -41,8 +41,8 @@ impl Pages {
 /// Calls the run at an offset, which the translation placed there. Returns false if it declines.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
-pub(super) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut Call) -> bool {
-    type Function = unsafe extern "sysv64" fn(*mut u32, *const u32, *mut Call) -> u32;
+pub(super) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
+    type Function = unsafe extern "sysv64" fn(*mut u32, *const u32, *mut RunCall) -> u32;
     let start = pages.start.as_ptr().wrapping_byte_add(offset);
     let (regs, consts) = frame.areas();
     // SAFETY: the emitter has put a function of this type there, for a processor with AVX2.
@@ -54,7 +54,7 @@ pub(super) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut Call)
 
 /// There is no machine code for other processors.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub(super) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut Call) -> bool {
+pub(super) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
     let _ = (pages.start, offset, frame.areas(), call);
     unreachable!("code is only made for x86-64");
 }

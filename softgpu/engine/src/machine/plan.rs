@@ -14,7 +14,7 @@ const MAX_LENGTH: usize = 512;
 pub(super) const MAX_BASES: usize = 8;
 
 /// A sequence of lane-wise instructions that execution enters only at its start.
-pub(super) struct Run<'a> {
+pub(super) struct CompiledRun<'a> {
     /// Index of the first instruction.
     pub(super) start: usize,
     pub(super) insts: &'a [Inst],
@@ -35,7 +35,7 @@ pub(super) struct Run<'a> {
     pub(super) reads: HashMap<u32, Vec<usize>>,
 }
 
-impl Run<'_> {
+impl CompiledRun<'_> {
     pub(super) fn writes(&self, slot: u32) -> bool {
         self.insts.iter().any(|i| i.d == slot)
     }
@@ -47,7 +47,7 @@ impl Run<'_> {
 }
 
 /// Finds the runs of a function.
-pub(super) fn runs(code: &LoweredCode) -> Vec<Run<'_>> {
+pub(super) fn runs(code: &LoweredCode) -> Vec<CompiledRun<'_>> {
     let mut targets: HashSet<usize> = code.tables.iter().flatten().map(|&t| t as usize).collect();
     targets.extend(code.insts.iter().filter(|i| i.op == Op::Bra).filter_map(|i| usize::try_from(i.imm).ok()));
     let references = references(code);
@@ -150,7 +150,7 @@ fn run<'a>(
     repeat: Option<(u32, bool)>,
     bases: Vec<(u32, i64)>,
     references: &HashMap<u32, u32>,
-) -> Run<'a> {
+) -> CompiledRun<'a> {
     let mut here: HashMap<u32, u32> = HashMap::new();
     insts.iter().flat_map(fields).for_each(|slot| *here.entry(slot).or_insert(0) += 1);
     if let Some((guard, _)) = repeat {
@@ -184,7 +184,7 @@ fn run<'a>(
         }
     }
     let (canonical, late) = canonical(insts, &forms, repeat.is_some(), &results);
-    Run { start, insts, forms, repeat, results, inputs, bases, canonical, late, reads: read_at }
+    CompiledRun { start, insts, forms, repeat, results, inputs, bases, canonical, late, reads: read_at }
 }
 
 /// Decides where NaNs become canonical: at the instruction, or when a result is stored.
