@@ -2,8 +2,11 @@
 
 #![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
 
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+
+use crate::code_pages::{self, Pages, RunCall};
 use crate::image::ReferenceKind;
-use crate::machine::MachineCode;
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
 
@@ -73,7 +76,7 @@ impl Handler {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Alu,
-    /// Several instructions as machine code; `imm` is the number of the run. Only in a [`crate::machine::Translation`].
+    /// Several instructions as machine code; `imm` is the number of the run. Only in a [`Translation`].
     Run,
     Nop,
     Bra,
@@ -460,4 +463,94 @@ pub(crate) fn token_function(token: u64) -> Option<u32> {
     (token >> 56 == 0x0f && token & 15 == 0)
         .then(|| u32::try_from((token & 0x00ff_ffff_ffff_ffff) >> 4).ok())
         .flatten()
+}
+
+/// Fragments of a function that the interpreter runs before the function gets machine code.
+const WARM: u32 = 64;
+
+/// Makes machine code of a function. `None` if the interpreter is to execute all of it.
+type Translate = fn(&LoweredCode) -> Option<Translation>;
+
+/// The machine code of a function, once there is some.
+#[derive(Default)]
+pub(crate) struct MachineCode {
+    entered: AtomicU32,
+    code: OnceLock<Option<Translation>>,
+}
+
+/// The instructions of a function with runs in the place of their first instructions, which the original keeps.
+pub(crate) struct Translation {
+    pub(crate) insts: Vec<Inst>,
+    pub(crate) runs: Vec<RunEntry>,
+    pub(crate) pages: Pages,
+}
+
+pub(crate) struct RunEntry {
+    pub(crate) offset: usize,
+    /// Index of the instruction after the run.
+    pub(crate) end: u32,
+}
+
+/// The result of a run.
+pub(crate) struct Ran {
+    /// Index of the instruction after the run.
+    pub(crate) end: u32,
+    /// Lanes that are back at the start of the run, because the budget is used up.
+    pub(crate) running: u32,
+    pub(crate) budget: i32,
+}
+
+impl MachineCode {
+    /// The translation of a function that a fragment enters. Translates it if it has been entered often enough.
+    #[inline(always)]
+    pub(crate) fn enter<'c>(&'c self, code: &LoweredCode, translate: Translate) -> Option<&'c Translation> {
+        match self.code.get() {
+            Some(translation) => translation.as_ref(),
+            None => self.warm(code, translate),
+        }
+    }
+
+    /// Lets the interpreter execute the function always, unless it has machine code already.
+    pub(crate) fn interpret(&self) {
+        let _ = self.code.set(None);
+    }
+
+    /// Translates the function now. Returns the number of its runs.
+    pub(crate) fn translate(&self, code: &LoweredCode, translate: Translate) -> usize {
+        let translation = self.code.get_or_init(|| translate(code));
+        translation.as_ref().map_or(0, |t| t.runs.len())
+    }
+
+    #[cold]
+    fn warm(&self, code: &LoweredCode, translate: Translate) -> Option<&Translation> {
+        // Exactly one thread counts to the end; the others go on interpreting.
+        if self.entered.fetch_add(1, Ordering::Relaxed) == WARM {
+            let translation = translate(code);
+            return self.code.get_or_init(|| translation).as_ref();
+        }
+        None
+    }
+}
+
+impl Translation {
+    /// Executes the run of an instruction [`Op::Run`] for the lanes of a non-empty mask. `None` if the interpreter must execute it: some
+    /// lane is off, or an address is not valid. Then the run has had no effect.
+    #[inline(always)]
+    pub(crate) fn run(
+        &self,
+        i: &Inst,
+        frame: &Frame,
+        mask: u32,
+        budget: i32,
+        (shared, shared_len): (*mut u8, u64),
+    ) -> Option<Ran> {
+        let entry = &self.runs[usize::try_from(i.imm).unwrap_or(usize::MAX)];
+        let shared_len = u32::try_from(shared_len).unwrap_or(0);
+        let mut call = RunCall { mask, running: 0, budget, left: budget, shared, shared_len };
+        code_pages::call(&self.pages, entry.offset, frame, &mut call).then_some(Ran {
+            end: entry.end,
+            running: call.running,
+            budget: call.left,
+        })
+    }
 }

@@ -9,13 +9,13 @@
 //! the threads.
 
 mod api;
+mod code_pages;
 mod exec;
 mod image;
 mod ir;
 mod launch;
 mod load;
 mod lower;
-mod machine;
 mod module;
 mod pool;
 mod ptx;

@@ -77,17 +77,6 @@ impl Module {
         out
     }
 
-    /// Lets the interpreter execute all code. By default, functions that are entered often get machine code.
-    pub fn interpret(&self) {
-        self.functions.iter().for_each(|code| code.machine.interpret());
-    }
-
-    /// Makes machine code of all functions now. Returns the number of sequences of instructions that got some: 0 on processors and
-    /// systems where everything is interpreted.
-    pub fn translate(&self) -> usize {
-        self.functions.iter().map(|code| code.machine.translate(code)).sum()
-    }
-
     /// Fixes the addresses of all globals. The result can be launched.
     pub fn link(self: &Arc<Self>, addresses: Vec<u64>) -> Linked {
         Linked { module: Arc::clone(self), addresses }

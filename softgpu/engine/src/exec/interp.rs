@@ -6,6 +6,7 @@ use super::grid::Grid;
 use super::host;
 use super::image;
 use super::lanes::each;
+use super::machine;
 use super::matrix;
 use super::mbarrier;
 use super::mem::{self, Ranges, Spaces};
@@ -51,7 +52,7 @@ pub(crate) fn fragment<const FAST: bool>(
     let code = grid.code(activation.function);
     let frame = Frame::new(&mut activation.regs, grid.constants(activation.function));
     let local_base = activation.local_base;
-    let translation = code.machine.enter(code);
+    let translation = code.machine.enter(code, machine::translate);
     let mut insts = translation.map_or(code.insts.as_slice(), |t| t.insts.as_slice());
     let extra = code.extra.as_slice();
     let spaces = Spaces {
@@ -93,7 +94,9 @@ pub(crate) fn fragment<const FAST: bool>(
                 }
             }
             Op::Run => {
-                let Some(ran) = translation.and_then(|t| t.run(i, &frame, mask, f.budget, &spaces)) else {
+                let Some(ran) = translation
+                    .and_then(|t| t.run(i, &frame, mask, f.budget, (spaces.shared, spaces.shared_len)))
+                else {
                     // The original has the instructions of the run.
                     insts = code.insts.as_slice();
                     continue;

@@ -1,10 +1,10 @@
 //! The registers of vectors: values come in when they are read, and leave for the stack when no register is free.
 
 use super::{Emitter, Key, MAX_SCRATCH, VectorPlace, stack};
+use crate::exec::machine::encode::{self as x, Address, Gpr, Rm, Vex};
+use crate::exec::machine::form::{Nans, Width};
 use crate::exec::num::NAN32;
 use crate::ir::flag;
-use crate::machine::encode::{self as x, Address, Gpr, Rm, Vex};
-use crate::machine::form::{Nans, Width};
 use crate::regs::{CONST, NONE};
 
 impl Emitter<'_, '_> {

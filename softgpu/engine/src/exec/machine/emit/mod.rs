@@ -10,10 +10,10 @@ mod sequences;
 
 use std::collections::HashMap;
 
-use super::RunCall;
 use super::encode::{self as x, Address, Code, Condition, Gpr, Label, Rm};
 use super::form::Width;
 use super::plan::CompiledRun;
+use crate::code_pages::RunCall;
 use crate::regs::NONE;
 
 /// Vectors that may wait on the stack; together less than a page.

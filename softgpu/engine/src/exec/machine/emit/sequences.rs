@@ -2,10 +2,10 @@
 
 use super::{Emitter, Key};
 use crate::exec::alu::logic;
+use crate::exec::machine::encode::{self as x, Rm, Vex, shift};
+use crate::exec::machine::form::Width;
 use crate::exec::num::{self, NAN32};
 use crate::ir::{Inst, Lanewise, flag};
-use crate::machine::encode::{self as x, Rm, Vex, shift};
-use crate::machine::form::Width;
 use crate::regs::{CONST, NONE};
 
 impl Emitter<'_, '_> {

@@ -38,9 +38,9 @@ vex! {
 
 /// The `/n` of shifts by a constant.
 pub(super) mod shift {
-    pub(in crate::machine) const RIGHT: u8 = 2;
-    pub(in crate::machine) const ARITHMETIC: u8 = 4;
-    pub(in crate::machine) const LEFT: u8 = 6;
+    pub(in crate::exec::machine) const RIGHT: u8 = 2;
+    pub(in crate::exec::machine) const ARITHMETIC: u8 = 4;
+    pub(in crate::exec::machine) const LEFT: u8 = 6;
 }
 
 /// General registers, by number.

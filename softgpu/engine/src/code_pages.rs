@@ -5,11 +5,10 @@
 use core::ffi::c_void;
 use core::ptr::NonNull;
 
-use super::RunCall;
 use crate::regs::Frame;
 
 /// Pages with code, until they are dropped.
-pub(super) struct Pages {
+pub(crate) struct Pages {
     start: NonNull<c_void>,
     len: usize,
 }
@@ -21,7 +20,7 @@ unsafe impl Sync for Pages {}
 
 impl Pages {
     /// Maps `code`. `None` if the system refuses memory, or code.
-    pub(super) fn new(code: &[u8]) -> Option<Pages> {
+    pub(crate) fn new(code: &[u8]) -> Option<Pages> {
         let len = code.len().max(1).next_multiple_of(4096);
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping at an address that the system chooses.
@@ -38,10 +37,34 @@ impl Pages {
     }
 }
 
+/// The state that a run and the interpreter share.
+#[repr(C)]
+pub(crate) struct RunCall {
+    /// The lanes that run.
+    pub(crate) mask: u32,
+    /// The lanes that the budget stopped before their next iteration.
+    pub(crate) running: u32,
+    pub(crate) budget: i32,
+    /// What is left of the budget.
+    pub(crate) left: i32,
+    /// Shared memory of the block, and its length.
+    pub(crate) shared: *mut u8,
+    pub(crate) shared_len: u32,
+}
+
+impl RunCall {
+    pub(crate) const MASK: i32 = 0;
+    pub(crate) const RUNNING: i32 = 4;
+    pub(crate) const BUDGET: i32 = 8;
+    pub(crate) const LEFT: i32 = 12;
+    pub(crate) const SHARED: i32 = 16;
+    pub(crate) const SHARED_LEN: i32 = 24;
+}
+
 /// Calls the run at an offset, which the translation placed there. Returns false if it declines.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
-pub(super) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
+pub(crate) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
     type Function = unsafe extern "sysv64" fn(*mut u32, *const u32, *mut RunCall) -> u32;
     let start = pages.start.as_ptr().wrapping_byte_add(offset);
     let (regs, consts) = frame.areas();
@@ -54,7 +77,7 @@ pub(super) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCa
 
 /// There is no machine code for other processors.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub(super) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
+pub(crate) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
     let _ = (pages.start, offset, frame.areas(), call);
     unreachable!("code is only made for x86-64");
 }

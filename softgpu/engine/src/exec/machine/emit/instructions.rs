@@ -1,9 +1,9 @@
 //! The translation of each instruction, as one table.
 
 use super::Emitter;
+use crate::exec::machine::encode::{self as x, Rm, Vex, shift};
+use crate::exec::machine::form::{Form, Width, number_test};
 use crate::ir::{Inst, Lanewise, Op, flag};
-use crate::machine::encode::{self as x, Rm, Vex, shift};
-use crate::machine::form::{Form, Width, number_test};
 
 impl Emitter<'_, '_> {
     /// A source, by its number, in a register.

@@ -1,10 +1,10 @@
 //! Loads from shared memory: all addresses are checked before a run, and each load then knows their shape.
 
 use super::{Emitter, Key, MAX_SCRATCH, reg, stack, state};
+use crate::code_pages::RunCall;
+use crate::exec::machine::encode::{self as x, Address, Condition, Gpr, Label, Rm};
+use crate::exec::machine::form::Width;
 use crate::ir::Inst;
-use crate::machine::RunCall;
-use crate::machine::encode::{self as x, Address, Condition, Gpr, Label, Rm};
-use crate::machine::form::Width;
 
 impl Emitter<'_, '_> {
     /// Jumps to `decline` unless all lanes run and all their addresses are inside shared memory, and aligned.
