@@ -7,20 +7,20 @@ use core::ptr::NonNull;
 
 use crate::regs::Frame;
 
-/// Pages with code, until they are dropped.
-pub(crate) struct Pages {
+/// CodePages with code, until they are dropped.
+pub(crate) struct CodePages {
     start: NonNull<c_void>,
     len: usize,
 }
 
 // SAFETY: nothing writes to the pages after their creation.
-unsafe impl Send for Pages {}
+unsafe impl Send for CodePages {}
 // SAFETY: as above.
-unsafe impl Sync for Pages {}
+unsafe impl Sync for CodePages {}
 
-impl Pages {
+impl CodePages {
     /// Maps `code`. `None` if the system refuses memory, or code.
-    pub(crate) fn new(code: &[u8]) -> Option<Pages> {
+    pub(crate) fn new(code: &[u8]) -> Option<CodePages> {
         let len = code.len().max(1).next_multiple_of(4096);
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping at an address that the system chooses.
@@ -28,7 +28,7 @@ impl Pages {
         if start == libc::MAP_FAILED {
             return None;
         }
-        let pages = Pages { start: NonNull::new(start)?, len };
+        let pages = CodePages { start: NonNull::new(start)?, len };
         // SAFETY: the mapping has room for the code, and no other user.
         unsafe { core::ptr::copy_nonoverlapping(code.as_ptr(), start.cast(), code.len()) };
         // SAFETY: the mapping is ours.
@@ -64,7 +64,7 @@ impl RunCall {
 /// Calls the run at an offset, which the translation placed there. Returns false if it declines.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
-pub(crate) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
+pub(crate) fn call(pages: &CodePages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
     type Function = unsafe extern "sysv64" fn(*mut u32, *const u32, *mut RunCall) -> u32;
     let start = pages.start.as_ptr().wrapping_byte_add(offset);
     let (regs, consts) = frame.areas();
@@ -77,12 +77,12 @@ pub(crate) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCa
 
 /// There is no machine code for other processors.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub(crate) fn call(pages: &Pages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
+pub(crate) fn call(pages: &CodePages, offset: usize, frame: &Frame, call: &mut RunCall) -> bool {
     let _ = (pages.start, offset, frame.areas(), call);
     unreachable!("code is only made for x86-64");
 }
 
-impl Drop for Pages {
+impl Drop for CodePages {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and nothing executes it: a launch holds the module that owns it.
         unsafe { libc::munmap(self.start.as_ptr(), self.len) };

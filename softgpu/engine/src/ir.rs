@@ -5,7 +5,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::OnceLock;
 
-use crate::code_pages::{self, Pages, RunCall};
+use crate::code_pages::{self, CodePages, RunCall};
 use crate::image::ReferenceKind;
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
@@ -482,7 +482,7 @@ pub(crate) struct MachineCode {
 pub(crate) struct Translation {
     pub(crate) insts: Vec<Inst>,
     pub(crate) runs: Vec<RunEntry>,
-    pub(crate) pages: Pages,
+    pub(crate) pages: CodePages,
 }
 
 pub(crate) struct RunEntry {

@@ -54,24 +54,21 @@ const THREADS: usize = 45;
 const CELL: usize = WORDS + 2 * DOUBLES + 2;
 
 #[derive(Clone, Debug)]
-struct Step {
+struct GeneratedStep {
     instruction: usize,
     registers: [u8; 5],
     /// A number of a predicate, perhaps negated, or none.
     guard: u8,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = GeneratedStep> {
     let guard = prop_oneof![3 => Just(u8::MAX), 1 => 0..2 * u8::try_from(PREDICATES).unwrap()];
-    (0..INSTRUCTIONS.len(), any::<[u8; 5]>(), guard).prop_map(|(instruction, registers, guard)| Step {
-        instruction,
-        registers,
-        guard,
-    })
+    (0..INSTRUCTIONS.len(), any::<[u8; 5]>(), guard)
+        .prop_map(|(instruction, registers, guard)| GeneratedStep { instruction, registers, guard })
 }
 
 /// The text of an instruction.
-fn spell(step: &Step) -> String {
+fn spell(step: &GeneratedStep) -> String {
     let mut numbers = step.registers.iter().map(|&n| usize::from(n)).cycle();
     let mut out = String::new();
     if step.guard != u8::MAX {
@@ -160,7 +157,7 @@ fn word(seed: &mut u64) -> u32 {
 
 /// Runs the steps in threads that differ in all registers: at once, or in a loop with a different number of iterations in each
 /// thread; for all lanes, or for some. Only the registers that `kept` has bits for are results, so that values end.
-fn run(steps: &[Step], repeat: bool, some: bool, kept: u16, mut seed: u64) {
+fn run(steps: &[GeneratedStep], repeat: bool, some: bool, kept: u16, mut seed: u64) {
     let mut text = format!(
         ".reg .b32 %r<{}>; .reg .b64 %d<{}>; .reg .pred %p<{}>; .reg .b16 %h<1>; .reg .b64 %a<3>;\n\
          ld.param.u64 %a0, [o]; mov.u32 %r0, %tid.x; mul.wide.u32 %a1, %r0, {}; add.u64 %a0, %a0, %a1;\n",
@@ -230,7 +227,7 @@ fn run(steps: &[Step], repeat: bool, some: bool, kept: u16, mut seed: u64) {
 fn every_instruction_gives_the_bits_of_the_interpreter() {
     for instruction in 0..INSTRUCTIONS.len() {
         for (seed, guard) in [(1, u8::MAX), (2, 3), (3, 8)] {
-            let step = |registers| Step { instruction, registers, guard };
+            let step = |registers| GeneratedStep { instruction, registers, guard };
             run(
                 &[step([0, 1, 2, 3, 4]), step([5, 5, 6, 5, 2]), step([8, 7, 8, 9, 1])],
                 false,

@@ -134,7 +134,7 @@ pub(crate) struct Rig {
 }
 
 /// The bytes of each range, the text and the reports of the host, its heap and what was freed.
-type Snapshot = (Vec<Vec<u8>>, [Vec<u8>; 2], [Vec<u64>; 2]);
+type RigSnapshot = (Vec<Vec<u8>>, [Vec<u8>; 2], [Vec<u64>; 2]);
 
 /// The shape of a launch.
 pub(crate) struct Shape {
@@ -225,7 +225,7 @@ impl Rig {
     }
 
     /// The contents of the memory and of the host.
-    fn snapshot(&self) -> Snapshot {
+    fn snapshot(&self) -> RigSnapshot {
         let bytes = |r: &Range<u64>| {
             let read = |address| {
                 let p = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(address).unwrap());
@@ -243,7 +243,7 @@ impl Rig {
         )
     }
 
-    fn restore(&self, (memory, [text, reports], [heap, freed]): Snapshot) {
+    fn restore(&self, (memory, [text, reports], [heap, freed]): RigSnapshot) {
         for ((range, _), bytes) in self.table.ranges.iter().zip(memory) {
             for (address, byte) in range.clone().zip(bytes) {
                 let p = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(address).unwrap());

@@ -83,7 +83,7 @@ pub(super) struct Label(usize);
 /// Conditions of jumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Condition {
+pub(super) enum JumpCondition {
     Below = 2,
     Zero = 4,
     NotZero = 5,
@@ -93,7 +93,7 @@ pub(super) enum Condition {
 }
 
 #[derive(Default)]
-pub(super) struct Code {
+pub(super) struct CodeBuffer {
     bytes: Vec<u8>,
     /// Positions of labels.
     labels: Vec<Option<usize>>,
@@ -104,7 +104,7 @@ pub(super) struct Code {
     references: Vec<(usize, usize, usize)>,
 }
 
-impl Code {
+impl CodeBuffer {
     pub(super) fn len(&self) -> usize {
         self.bytes.len() + self.constants.len() * 32
     }
@@ -127,7 +127,7 @@ impl Code {
         self.distance(label);
     }
 
-    pub(super) fn jump_if(&mut self, condition: Condition, label: Label) {
+    pub(super) fn jump_if(&mut self, condition: JumpCondition, label: Label) {
         self.raw(&[0x0f, 0x80 | condition as u8]);
         self.distance(label);
     }

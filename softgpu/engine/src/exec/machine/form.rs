@@ -33,13 +33,13 @@ pub(super) enum Nans {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Form {
+pub(super) struct LaneForm {
     pub(super) d: Width,
     sources: [Option<Width>; 3],
     pub(super) nans: Nans,
 }
 
-impl Form {
+impl LaneForm {
     /// The sources of an instruction, with their widths.
     pub(super) fn sources(self, i: &Inst) -> impl Iterator<Item = (u32, Width)> {
         [i.a, i.b, i.c].into_iter().zip(self.sources).filter_map(|(slot, width)| Some((slot, width?)))
@@ -57,19 +57,19 @@ pub(super) fn shared_load(i: &Inst) -> bool {
 }
 
 /// The form of an instruction, or `None` if the interpreter executes it.
-pub(super) fn form(i: &Inst) -> Option<Form> {
+pub(super) fn form(i: &Inst) -> Option<LaneForm> {
     if shared_load(i) {
         let sources = [Some(Width::Word), None, None];
-        return Some(Form { d: Width::Word, sources, nans: Nans::Exact });
+        return Some(LaneForm { d: Width::Word, sources, nans: Nans::Exact });
     }
     if i.op != Op::Alu {
         return None;
     }
     use Lanewise as L;
     use Width::{Double as D, Mask as M, Word as W};
-    let one = |d, a, nans| Some(Form { d, sources: [Some(a), None, None], nans });
-    let two = |d, a, b, nans| Some(Form { d, sources: [Some(a), Some(b), None], nans });
-    let three = |d, a, b, c, nans| Some(Form { d, sources: [Some(a), Some(b), Some(c)], nans });
+    let one = |d, a, nans| Some(LaneForm { d, sources: [Some(a), None, None], nans });
+    let two = |d, a, b, nans| Some(LaneForm { d, sources: [Some(a), Some(b), None], nans });
+    let three = |d, a, b, c, nans| Some(LaneForm { d, sources: [Some(a), Some(b), Some(c)], nans });
     if i.d == NONE {
         return None;
     }

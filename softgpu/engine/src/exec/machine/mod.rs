@@ -15,11 +15,11 @@ mod plan;
 
 use std::sync::OnceLock;
 
-use crate::code_pages::Pages;
+use crate::code_pages::CodePages;
 use crate::exec::dispatch;
 use crate::ir::{LoweredCode, Op, RunEntry, Translation};
 use crate::regs::NONE;
-use encode::Code;
+use encode::CodeBuffer;
 
 /// Bytes of machine code of a function.
 const MAX_BYTES: usize = 1 << 20;
@@ -41,7 +41,7 @@ pub(crate) fn translate(code: &LoweredCode) -> Option<Translation> {
     let mut insts = code.insts.clone();
     let (mut bytes, mut entries) = (Vec::new(), Vec::new());
     for run in plan::runs(code) {
-        let mut function = Code::default();
+        let mut function = CodeBuffer::default();
         if !emit::emit(&mut function, &run) || bytes.len() + function.len() > MAX_BYTES {
             continue;
         }
@@ -56,5 +56,5 @@ pub(crate) fn translate(code: &LoweredCode) -> Option<Translation> {
     if entries.is_empty() {
         return None;
     }
-    Some(Translation { insts, runs: entries, pages: Pages::new(&bytes)? })
+    Some(Translation { insts, runs: entries, pages: CodePages::new(&bytes)? })
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::form::{Form, Nans, Width, form, shared_load};
+use super::form::{LaneForm, Nans, Width, form, shared_load};
 use crate::ir::{Argument, Inst, LoweredCode, Op, Target, flag};
 use crate::regs::{CONST, NONE, UNITS};
 
@@ -18,7 +18,7 @@ pub(super) struct CompiledRun<'a> {
     /// Index of the first instruction.
     pub(super) start: usize,
     pub(super) insts: &'a [Inst],
-    pub(super) forms: Vec<Form>,
+    pub(super) forms: Vec<LaneForm>,
     /// The guard of the branch that closes a loop over the instructions, and whether it is negated.
     pub(super) repeat: Option<(u32, bool)>,
     /// The slots that other code may read, with their widths.
@@ -135,7 +135,7 @@ fn fields(i: &Inst) -> [u32; 6] {
 }
 
 /// The slots that an instruction reads: its guard, its sources, and what a guarded instruction keeps.
-fn reads(i: &Inst, form: Form) -> Vec<(u32, Width)> {
+fn reads(i: &Inst, form: LaneForm) -> Vec<(u32, Width)> {
     let mut out: Vec<_> = form.sources(i).collect();
     if i.guard != NONE {
         out.extend([(i.guard, Width::Mask), (i.d, form.d)]);
@@ -146,7 +146,7 @@ fn reads(i: &Inst, form: Form) -> Vec<(u32, Width)> {
 fn run<'a>(
     start: usize,
     insts: &'a [Inst],
-    forms: Vec<Form>,
+    forms: Vec<LaneForm>,
     repeat: Option<(u32, bool)>,
     bases: Vec<(u32, i64)>,
     references: &HashMap<u32, u32>,
@@ -190,7 +190,7 @@ fn run<'a>(
 /// Decides where NaNs become canonical: at the instruction, or when a result is stored.
 fn canonical(
     insts: &[Inst],
-    forms: &[Form],
+    forms: &[LaneForm],
     repeats: bool,
     results: &[(u32, Width)],
 ) -> (Vec<bool>, HashSet<u32>) {

@@ -2,7 +2,7 @@
 
 use super::Emitter;
 use crate::exec::machine::encode::{self as x, Rm, Vex, shift};
-use crate::exec::machine::form::{Form, Width, number_test};
+use crate::exec::machine::form::{LaneForm, Width, number_test};
 use crate::ir::{Inst, Lanewise, Op, flag};
 
 impl Emitter<'_, '_> {
@@ -89,7 +89,7 @@ impl Emitter<'_, '_> {
     }
 
     #[expect(clippy::too_many_lines, reason = "one table of all instructions")]
-    pub(super) fn instruction(&mut self, i: &Inst, form: Form, part: u8) {
+    pub(super) fn instruction(&mut self, i: &Inst, form: LaneForm, part: u8) {
         use Lanewise as L;
         if i.op == Op::Load {
             return self.load(i, part);

@@ -2,7 +2,7 @@
 
 use super::{Emitter, Key, MAX_SCRATCH, reg, stack, state};
 use crate::code_pages::RunCall;
-use crate::exec::machine::encode::{self as x, Address, Condition, Gpr, Label, Rm};
+use crate::exec::machine::encode::{self as x, Address, Gpr, JumpCondition, Label, Rm};
 use crate::exec::machine::form::Width;
 use crate::ir::Inst;
 
@@ -15,7 +15,7 @@ impl Emitter<'_, '_> {
         }
         self.code.general(32, &[0x81], 7, state(RunCall::MASK, false));
         self.code.raw(&(!0u32).to_le_bytes());
-        self.code.jump_if(Condition::NotZero, decline);
+        self.code.jump_if(JumpCondition::NotZero, decline);
         for (slot, most) in bases {
             let (most_of_all, low, limit, good) = (0, 1, 2, 3);
             for lane in [0, 8, 16, 24] {
@@ -37,7 +37,7 @@ impl Emitter<'_, '_> {
             self.general(32, &[0x8b], Gpr::Eax, state(RunCall::SHARED_LEN, false));
             self.code.general(32, &[0x81], 5, reg(Gpr::Eax));
             self.code.raw(&(u32::try_from(most).unwrap_or(u32::MAX - 4) + 4).to_le_bytes());
-            self.code.jump_if(Condition::Below, decline);
+            self.code.jump_if(JumpCondition::Below, decline);
             self.code.vmovd(limit, Gpr::Eax);
             self.code.vex(x::PBROADCASTD, limit, 0, Rm::Reg(limit), None);
             self.code.vex(x::PMAXUD, good, most_of_all, Rm::Reg(limit), None);
@@ -48,7 +48,7 @@ impl Emitter<'_, '_> {
             self.code.vex(x::PAND, good, good, Rm::Reg(low), None);
             self.code.vex(x::MOVMSKPS, Gpr::Eax as u8, 0, Rm::Reg(good), None);
             self.compare(Gpr::Eax, 0xff);
-            self.code.jump_if(Condition::NotZero, decline);
+            self.code.jump_if(JumpCondition::NotZero, decline);
         }
     }
 
@@ -77,7 +77,7 @@ impl Emitter<'_, '_> {
                 for (register, shape) in [(Gpr::R8, 1), (Gpr::Eax, 0)] {
                     let other = self.code.label();
                     self.compare(register, 0xff);
-                    self.code.jump_if(Condition::NotZero, other);
+                    self.code.jump_if(JumpCondition::NotZero, other);
                     self.put(at + 8, shape);
                     self.code.bind(other);
                 }
@@ -106,8 +106,8 @@ impl Emitter<'_, '_> {
         self.general(64, &[0x8b], Gpr::Eax, stack(at));
         self.code.general(32, &[0x81], 7, stack(at + 8));
         self.code.raw(&1u32.to_le_bytes());
-        self.code.jump_if(Condition::Above, scattered);
-        self.code.jump_if(Condition::Zero, consecutive);
+        self.code.jump_if(JumpCondition::Above, scattered);
+        self.code.jump_if(JumpCondition::Zero, consecutive);
         self.code.vex(x::BROADCASTSS, to, 0, first, None);
         self.code.jump(done);
         self.code.bind(consecutive);

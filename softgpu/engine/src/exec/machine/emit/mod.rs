@@ -10,7 +10,7 @@ mod sequences;
 
 use std::collections::HashMap;
 
-use super::encode::{self as x, Address, Code, Condition, Gpr, Label, Rm};
+use super::encode::{self as x, Address, CodeBuffer, Gpr, JumpCondition, Label, Rm};
 use super::form::Width;
 use super::plan::CompiledRun;
 use crate::code_pages::RunCall;
@@ -49,7 +49,7 @@ struct Registers {
 }
 
 struct Emitter<'a, 'r> {
-    code: &'a mut Code,
+    code: &'a mut CodeBuffer,
     run: &'a CompiledRun<'r>,
     /// Vectors of words of a group.
     unroll: u8,
@@ -64,7 +64,7 @@ struct Emitter<'a, 'r> {
 }
 
 /// Appends the function of a run. Returns false if it has no translation; the code is then unusable.
-pub(super) fn emit(code: &mut Code, run: &CompiledRun<'_>) -> bool {
+pub(super) fn emit(code: &mut CodeBuffer, run: &CompiledRun<'_>) -> bool {
     let carried: Vec<(u32, Width)> =
         run.inputs.iter().copied().filter(|(slot, _)| run.carried(*slot)).collect();
     let vectors: usize = carried.iter().map(|(_, width)| if *width == Width::Double { 2 } else { 1 }).sum();
@@ -103,7 +103,7 @@ impl Emitter<'_, '_> {
         let load: &[u8] = if self.unroll == 1 { &[0x0f, 0xb6] } else { &[0x0f, 0xb7] };
         self.general(32, load, Gpr::R10, state(RunCall::MASK, true));
         self.general(32, &[0x85], Gpr::R10, reg(Gpr::R10));
-        self.code.jump_if(Condition::Zero, next);
+        self.code.jump_if(JumpCondition::Zero, next);
         if self.run.repeat.is_some() {
             self.looped(carried, next);
         } else {
@@ -111,7 +111,7 @@ impl Emitter<'_, '_> {
             self.body();
             let partial = self.code.label();
             self.compare(Gpr::R10, whole);
-            self.code.jump_if(Condition::Below, partial);
+            self.code.jump_if(JumpCondition::Below, partial);
             let before = self.registers.clone();
             self.store(true);
             self.code.jump(next);
@@ -124,7 +124,7 @@ impl Emitter<'_, '_> {
         self.add(Gpr::Rcx, 32 * u32::from(self.unroll));
         self.add(Gpr::R9, self.unroll.into());
         self.compare(Gpr::R9, 4);
-        self.code.jump_if(Condition::Below, group);
+        self.code.jump_if(JumpCondition::Below, group);
         self.general(32, &[0x31], Gpr::Eax, reg(Gpr::Eax));
         let end = self.code.label();
         self.code.bind(end);
@@ -194,11 +194,11 @@ impl Emitter<'_, '_> {
         }
         self.general(32, &[0x21], Gpr::R10, reg(Gpr::Eax));
         self.general(32, &[0x39], Gpr::R10, reg(Gpr::Eax));
-        self.code.jump_if(Condition::NotZero, leave);
+        self.code.jump_if(JumpCondition::NotZero, leave);
         self.code.bind(again);
         // dec r11d
         self.code.raw(&[0x41, 0xff, 0xcb]);
-        self.code.jump_if(Condition::Greater, head);
+        self.code.jump_if(JumpCondition::Greater, head);
         // The budget is used up: the lanes that still run stop before the next iteration.
         let before = self.registers.clone();
         self.general(32, &[0x89], Gpr::R10, reg(Gpr::R8));
@@ -216,12 +216,12 @@ impl Emitter<'_, '_> {
         self.general(32, &[0x89], Gpr::Eax, reg(Gpr::R10));
         self.store(false);
         self.general(32, &[0x85], Gpr::R10, reg(Gpr::R10));
-        self.code.jump_if(Condition::NotZero, again);
+        self.code.jump_if(JumpCondition::NotZero, again);
         self.code.bind(done);
         // The group with the most iterations decides what is left of the budget.
         self.general(32, &[0x39], Gpr::R11, state(RunCall::LEFT, false));
         let skip = self.code.label();
-        self.code.jump_if(Condition::LessEqual, skip);
+        self.code.jump_if(JumpCondition::LessEqual, skip);
         self.general(32, &[0x89], Gpr::R11, state(RunCall::LEFT, false));
         self.code.bind(skip);
         self.code.jump(next);
