@@ -32,6 +32,9 @@ pub const CONDITIONAL_GRAPHS: u32 = 1 << 12;
 pub const CONDITIONAL_HANDLES: usize = 1 << 14;
 /// Bodies of one conditional node: each is a graph of the driver.
 pub const CONDITIONAL_BODIES: u32 = 1 << 12;
+/// Bodies of all conditional nodes of one session: the nodes stay in the driver as long as the graphs of their handles, without the nodes
+/// of their bodies.
+pub const SESSION_CONDITIONAL_BODIES: usize = 1 << 16;
 /// Values that one node writes: the most that a driver accepts in one batch.
 pub const GRAPH_WRITES: usize = 256;
 /// Nodes of all executable graphs of one session. The driver keeps about a KiB of the worker's memory for each.

@@ -2,31 +2,72 @@
 
 #![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
 
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+
+use crate::code_pages::{self, CodePages, RunCall};
 use crate::image::ReferenceKind;
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
 
+/// The lane-wise operations that have a name: those that the machine code may know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[rustfmt::skip]
+pub(crate) enum Lanewise {
+    /// No name: the interpreter executes it.
+    Other, Select, Predicate, Mov32, Mov64, Not32, Not64, NegI32, NegI64, AbsI32, AbsI64, NegF32,
+    NegF64, AbsF32, AbsF64, SqrtF32, SqrtF64, RcpF32, RcpF64, Popc32, Popc64, Clz32, Clz64, Brev32,
+    Brev64, Low32, Zext32, Sext32, Mask16, Low16of64, Zext16to64, Sext16, Sext16to64, Mask8, F32FromS32,
+    F32FromU32, F64FromS32, F64FromU32, F64FromF32, F32FromF64, F32FromF16, F32FromBf16, F16FromF32,
+    S32FromF32Rz, U32FromF32Rz, S32FromF32Rn, FloorF32, TruncF32, RintF32, CeilF32, SatF32, Ex2, Lg2,
+    Sin, Cos, Tanh, RcpApprox, RsqrtApprox, SqrtApprox, RcpApprox64, RsqrtApprox64, SlowUnary32,
+    SlowUnary64, Add32, Add64, Sub32, Sub64, Mul32, Mul64, MulWideU32, MulWideS32, MulHiU32, MulHiS32,
+    MulHiU64, MulHiS64, And32, And64, Or32, Or64, Xor32, Xor64, Shl32, ShrU32, ShrS32, Shl64, ShrU64,
+    ShrS64, MinU32, MinS32, MaxU32, MaxS32, MinU64, MinS64, MaxU64, MaxS64, DivU32, DivS32, RemU32,
+    RemS32, DivU64, DivS64, RemU64, RemS64, AddF32, SubF32, MulF32, AddF32Ftz, SubF32Ftz, MulF32Ftz,
+    DivF32, DivApprox, AddF64, SubF64, MulF64, DivF64, MinF32, MaxF32, MinF64, MaxF64, SlowBinary32,
+    SlowBinary64, CopySign32, CopySign64, Pack32, Pack16, MadLo32, MadLo64, MadWideU32, MadWideS32,
+    FmaF32, FmaF32Ftz, FmaF64, SlowFma32, SlowFma64, Lop3, ShfLWrap, ShfRWrap, ShfLClamp, ShfRClamp,
+    EqI32, NeI32, LtU32, LeU32, GtU32, GeU32, LtS32, LeS32, GtS32, GeS32, EqI64, NeI64, LtU64, LeU64,
+    GtU64, GeU64, LtS64, LeS64, GtS64, GeS64, EqF32, NeF32, LtF32, LeF32, GtF32, GeF32, EquF32, NeuF32,
+    LtuF32, LeuF32, GtuF32, GeuF32, NumF32, NanF32, EqF64, NeF64, LtF64, LeF64, GtF64, GeF64, EquF64,
+    NeuF64, LtuF64, LeuF64, GtuF64, GeuF64, NumF64, NanF64,
+}
+
 /// Executes one lane-wise instruction for the lanes of a non-empty mask.
 #[derive(Clone, Copy)]
-pub(crate) struct Handler(unsafe fn(&Frame, &Inst, u32));
+pub(crate) struct Handler {
+    function: unsafe fn(&Frame, &Inst, u32),
+    operation: Lanewise,
+}
 
 impl Handler {
     /// Wraps a function that every processor can execute.
     pub(crate) const fn plain(function: fn(&Frame, &Inst, u32)) -> Handler {
-        Handler(function)
+        Handler { function, operation: Lanewise::Other }
+    }
+
+    /// Like [`Handler::plain`] for an operation that the machine code knows.
+    pub(crate) const fn named(function: fn(&Frame, &Inst, u32), operation: Lanewise) -> Handler {
+        Handler { function, operation }
+    }
+
+    /// The operation that the function executes.
+    pub(crate) const fn operation(self) -> Lanewise {
+        self.operation
     }
 
     /// # Safety
     ///
     /// This processor must have the target features of the function.
-    pub(crate) const unsafe fn new(function: unsafe fn(&Frame, &Inst, u32)) -> Handler {
-        Handler(function)
+    pub(crate) const unsafe fn new(function: unsafe fn(&Frame, &Inst, u32), operation: Lanewise) -> Handler {
+        Handler { function, operation }
     }
 
     #[inline(always)]
     pub(crate) fn call(self, frame: &Frame, inst: &Inst, mask: u32) {
-        // SAFETY: `new` and `plain` take only functions that this processor can execute.
-        unsafe { (self.0)(frame, inst, mask) }
+        // SAFETY: the constructors take only functions that this processor can execute.
+        unsafe { (self.function)(frame, inst, mask) }
     }
 }
 
@@ -35,6 +76,8 @@ impl Handler {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Alu,
+    /// Several instructions as machine code; `imm` is the number of the run. Only in a [`Translation`].
+    Run,
     Nop,
     Bra,
     Brx,
@@ -407,6 +450,7 @@ pub(crate) struct LoweredCode {
     pub(crate) params: Vec<Argument>,
     pub(crate) returns: Vec<Argument>,
     pub(crate) defined: bool,
+    pub(crate) machine: MachineCode,
 }
 
 /// A token for the address of function `index`; every load from it fails.
@@ -419,4 +463,94 @@ pub(crate) fn token_function(token: u64) -> Option<u32> {
     (token >> 56 == 0x0f && token & 15 == 0)
         .then(|| u32::try_from((token & 0x00ff_ffff_ffff_ffff) >> 4).ok())
         .flatten()
+}
+
+/// Fragments of a function that the interpreter runs before the function gets machine code.
+const WARM: u32 = 64;
+
+/// Makes machine code of a function. `None` if the interpreter is to execute all of it.
+type Translate = fn(&LoweredCode) -> Option<Translation>;
+
+/// The machine code of a function, once there is some.
+#[derive(Default)]
+pub(crate) struct MachineCode {
+    entered: AtomicU32,
+    code: OnceLock<Option<Translation>>,
+}
+
+/// The instructions of a function with runs in the place of their first instructions, which the original keeps.
+pub(crate) struct Translation {
+    pub(crate) insts: Vec<Inst>,
+    pub(crate) runs: Vec<RunEntry>,
+    pub(crate) pages: CodePages,
+}
+
+pub(crate) struct RunEntry {
+    pub(crate) offset: usize,
+    /// Index of the instruction after the run.
+    pub(crate) end: u32,
+}
+
+/// The result of a run.
+pub(crate) struct Ran {
+    /// Index of the instruction after the run.
+    pub(crate) end: u32,
+    /// Lanes that are back at the start of the run, because the budget is used up.
+    pub(crate) running: u32,
+    pub(crate) budget: i32,
+}
+
+impl MachineCode {
+    /// The translation of a function that a fragment enters. Translates it if it has been entered often enough.
+    #[inline(always)]
+    pub(crate) fn enter<'c>(&'c self, code: &LoweredCode, translate: Translate) -> Option<&'c Translation> {
+        match self.code.get() {
+            Some(translation) => translation.as_ref(),
+            None => self.warm(code, translate),
+        }
+    }
+
+    /// Lets the interpreter execute the function always, unless it has machine code already.
+    pub(crate) fn interpret(&self) {
+        let _ = self.code.set(None);
+    }
+
+    /// Translates the function now. Returns the number of its runs.
+    pub(crate) fn translate(&self, code: &LoweredCode, translate: Translate) -> usize {
+        let translation = self.code.get_or_init(|| translate(code));
+        translation.as_ref().map_or(0, |t| t.runs.len())
+    }
+
+    #[cold]
+    fn warm(&self, code: &LoweredCode, translate: Translate) -> Option<&Translation> {
+        // Exactly one thread counts to the end; the others go on interpreting.
+        if self.entered.fetch_add(1, Ordering::Relaxed) == WARM {
+            let translation = translate(code);
+            return self.code.get_or_init(|| translation).as_ref();
+        }
+        None
+    }
+}
+
+impl Translation {
+    /// Executes the run of an instruction [`Op::Run`] for the lanes of a non-empty mask. `None` if the interpreter must execute it: some
+    /// lane is off, or an address is not valid. Then the run has had no effect.
+    #[inline(always)]
+    pub(crate) fn run(
+        &self,
+        i: &Inst,
+        frame: &Frame,
+        mask: u32,
+        budget: i32,
+        (shared, shared_len): (*mut u8, u64),
+    ) -> Option<Ran> {
+        let entry = &self.runs[usize::try_from(i.imm).unwrap_or(usize::MAX)];
+        let shared_len = u32::try_from(shared_len).unwrap_or(0);
+        let mut call = RunCall { mask, running: 0, budget, left: budget, shared, shared_len };
+        code_pages::call(&self.pages, entry.offset, frame, &mut call).then_some(Ran {
+            end: entry.end,
+            running: call.running,
+            budget: call.left,
+        })
+    }
 }

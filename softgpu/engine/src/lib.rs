@@ -4,11 +4,12 @@
 //! launches of its kernels, 32 lanes per dispatched instruction. The engine owns decoded code and the threads that execute it. It
 //! knows nothing of CUDA handles, contexts or files, and accesses memory only in ranges that [`Memory`] returns.
 //!
-//! From the bottom up: `api`, `image`, `ptx`, `regs` and `ir` are types, and so are a `module` and its `launch`. `exec` has the handlers
-//! of instructions and runs a launch. `lower` makes code that names those handlers, `load` makes a module of it, and `pool` has
-//! the threads.
+//! From the bottom up: `api`, `image`, `ptx`, `regs`, `code_pages` and `ir` are types, and so are a `module` and its `launch`. `exec` has
+//! the handlers of instructions, makes machine code of many at once, and runs a launch. `lower` makes code that names those
+//! handlers, `load` makes a module of it, and `pool` has the threads.
 
 mod api;
+mod code_pages;
 mod exec;
 mod image;
 mod ir;

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use crate::api::{Global, Kernel, LoadError, LoadErrorKind};
+use crate::exec::machine;
 use crate::image::Reference;
 use crate::ir::{LoweredCode, Op, Target, function_token};
 use crate::lower::{self, Lower, Lowered, Symbol, Symbols};
@@ -51,6 +52,17 @@ struct Numbering<'t, 'a> {
 }
 
 impl Module {
+    /// Lets the interpreter execute all code. By default, functions that are entered often get machine code.
+    pub fn interpret(&self) {
+        self.functions.iter().for_each(|code| code.machine.interpret());
+    }
+
+    /// Makes machine code of all functions now. Returns the number of sequences of instructions that got some: 0 on processors and
+    /// systems where everything is interpreted.
+    pub fn translate(&self) -> usize {
+        self.functions.iter().map(|code| code.machine.translate(code, machine::translate)).sum()
+    }
+
     /// Parses and lowers PTX text, with or without a trailing NUL. `max_sm` is the device's capability times 10.
     ///
     /// # Errors

@@ -20,13 +20,30 @@ pub(crate) const NONE: u32 = u32::MAX;
 const SLACK: usize = 64;
 
 /// A type without padding for which every bit pattern is valid.
-pub(crate) trait Lane: Copy + Default + 'static {}
-impl Lane for u32 {}
-impl Lane for i32 {}
-impl Lane for f32 {}
-impl Lane for u64 {}
-impl Lane for i64 {}
-impl Lane for f64 {}
+pub(crate) trait Lane: Copy + Default + 'static {
+    /// The type as an integer. Values that an instruction does not compute move as integers: the optimiser may make a signalling NaN
+    /// quiet where it moves a number.
+    type Bits: Lane;
+    fn bits(self) -> Self::Bits;
+}
+macro_rules! lanes { ($($lane:ty: $bits:ty, |$v:ident| $to:expr;)*) => {$(
+    impl Lane for $lane {
+        type Bits = $bits;
+        #[inline(always)]
+        fn bits(self) -> $bits {
+            let $v = self;
+            $to
+        }
+    }
+)*}; }
+lanes! {
+    u32: u32, |v| v;
+    i32: i32, |v| v;
+    f32: u32, |v| v.to_bits();
+    u64: u64, |v| v;
+    i64: i64, |v| v;
+    f64: u64, |v| v.to_bits();
+}
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -95,6 +112,12 @@ impl Frame {
     /// Both blocks must outlive the frame, and `regs` must have no other user meanwhile.
     pub(crate) fn new(regs: &mut Block, consts: &Block) -> Frame {
         Frame { regs: regs.lines.as_mut_ptr().cast(), consts: consts.lines.as_ptr().cast() }
+    }
+
+    /// The registers and the constants, for machine code.
+    #[inline(always)]
+    pub(crate) fn areas(&self) -> (*mut u32, *const u32) {
+        (self.regs, self.consts)
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ mod extensions;
 mod hostile;
 mod images;
 mod kernels;
+mod machine;
 mod newer;
 mod ops;
 mod schedule;

@@ -213,7 +213,8 @@ fn blocks_that_wait_for_each_other_make_progress() {
 
 #[test]
 fn stop_flag_ends_an_endless_loop() {
-    let rig = Rig::body("", "loop: bra loop;");
+    let mut rig = Rig::body("", "loop: bra loop;");
+    rig.alone = true;
     std::thread::scope(|s| {
         let run = s.spawn(|| rig.launch("k", shape(3, 64), Params::new()));
         std::thread::sleep(Duration::from_millis(30));
@@ -226,7 +227,8 @@ fn stop_flag_ends_an_endless_loop() {
 fn stop_flag_ends_an_endless_loop_that_splits_in_every_round() {
     let body = ".reg .b32 %r<3>; .reg .pred %p<3>; mov.u32 %r0, %tid.x; and.b32 %r0, %r0, 1; setp.eq.u32 %p0, %r0, 0;\n\
         loop: @%p0 bra even; add.u32 %r1, %r1, 1; even: bra loop;";
-    let rig = Rig::body("", body);
+    let mut rig = Rig::body("", body);
+    rig.alone = true;
     std::thread::scope(|s| {
         let run = s.spawn(|| rig.launch("k", shape(3, 64), Params::new()));
         std::thread::sleep(Duration::from_millis(30));
@@ -455,6 +457,7 @@ fn load_error_names_its_kind_and_its_line() {
 #[test]
 fn launch_ends_when_its_time_has_come() {
     let mut rig = Rig::body("", "again:\nbra again;");
+    rig.alone = true;
     rig.deadline = Some(Instant::now() + Duration::from_millis(50));
     let fault = rig.launch("k", shape(2, 64), Params::new()).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Timeout);

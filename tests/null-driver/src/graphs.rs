@@ -2,17 +2,18 @@
 //!
 //! An executable cannot be made of a graph that launches `refuse_N`: the answer is the code N, and the node. Nor can a node of an
 //! executable be changed so; a change of a graph inside stops there, behind the nodes that it has changed. A graph, or an executable,
-//! that was destroyed is never freed, so that a call on it is detected.
+//! that was destroyed is never freed, so that a call on it is detected; but the next graph has the handle of the latest that was destroyed,
+//! as with a driver that frees memory.
 
 use super::{
-    Copy3D, Handle, HostFunction, INVALID_VALUE, SUCCESS, Status, copy, current, fill, function, give, held,
-    launch, pointer, put,
+    Copy3D, Handle, HostFunction, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, copy, current, fill,
+    function, give, held, launch, pointer, put,
 };
 use crate::{Kind, life::Life};
 use core::ffi::{c_uint, c_void};
 use std::{
-    collections::BTreeSet,
-    sync::{Mutex, MutexGuard, PoisonError},
+    collections::{BTreeSet, HashMap},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 /// `CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE`.
@@ -95,6 +96,21 @@ static OWNERS: Mutex<BTreeSet<Handle>> = Mutex::new(BTreeSet::new());
 
 fn owners() -> MutexGuard<'static, BTreeSet<Handle>> {
     OWNERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The handles of graphs that were destroyed, for later graphs: the latest first.
+static FREE: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
+
+fn free() -> MutexGuard<'static, Vec<Handle>> {
+    FREE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// True if the graphs with handles for conditional nodes have all nodes for which there is memory: `SLUICE_NULL_GRAPH_NODES`, or any
+/// number.
+fn is_full() -> bool {
+    static MOST: LazyLock<Option<usize>> =
+        LazyLock::new(|| std::env::var("SLUICE_NULL_GRAPH_NODES").ok()?.parse().ok());
+    MOST.is_some_and(|most| owners().iter().map(|of| graph(*of).nodes().len()).sum::<usize>() >= most)
 }
 
 fn graph(handle: Handle) -> &'static Graph {
@@ -241,8 +257,12 @@ fn add(place: *mut Handle, of: Handle, behind: *const Handle, count: usize, work
         // SAFETY: the caller's list has the stated length.
         unsafe { core::slice::from_raw_parts(behind, count) }.to_vec()
     };
+    if is_full() {
+        return OUT_OF_MEMORY;
+    }
     let mut nodes = graph.nodes();
-    if !behind.iter().all(|earlier| nodes.iter().any(|node| node.handle == *earlier)) {
+    // Most nodes follow one of the latest.
+    if !behind.iter().all(|earlier| nodes.iter().rev().any(|node| node.handle == *earlier)) {
         return INVALID_VALUE;
     }
     // A node with a graph inside has the handle of that graph.
@@ -347,10 +367,18 @@ fn run(node: &Node, stream: Handle) -> Status {
 
 super::export! {
     cuGraphCreate(place: *mut Handle, flags: c_uint) {
-        if flags == 0 { put(place, Graph::make(Vec::new())) } else { INVALID_VALUE }
+        if flags != 0 {
+            return INVALID_VALUE;
+        }
+        let again = free().pop().inspect(|again| graph(*again).life.begin_again());
+        put(place, again.unwrap_or_else(|| Graph::make(Vec::new())))
     }
     cuGraphDestroy(handle: Handle) {
         graph(handle).life.end("cuGraphDestroy");
+        owners().remove(&handle);
+        graph(handle).nodes().clear();
+        graph(handle).conditions().clear();
+        free().push(handle);
         SUCCESS
     }
     cuGraphAddKernelNode_v2(place: *mut Handle, of: Handle, behind: *const Handle, count: usize,
@@ -394,8 +422,9 @@ super::export! {
         // SAFETY: as above.
         let to = unsafe { core::slice::from_raw_parts(to, count) };
         let mut nodes = graph(of).nodes();
+        let places: HashMap<Handle, usize> = nodes.iter().zip(0..).map(|(node, place)| (node.handle, place)).collect();
         for (from, to) in from.iter().zip(to) {
-            let Some(node) = nodes.iter_mut().find(|node| node.handle == *to) else { return INVALID_VALUE };
+            let Some(node) = places.get(to).and_then(|place| nodes.get_mut(*place)) else { return INVALID_VALUE };
             node.behind.push(*from);
         }
         SUCCESS

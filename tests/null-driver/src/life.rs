@@ -80,6 +80,11 @@ impl Life {
         }
     }
 
+    /// The object exists again, for another that has its handle.
+    pub(super) fn begin_again(&self) {
+        self.ended.store(false, Ordering::Release);
+    }
+
     /// The address of the variables of a context; 0 if there is no memory for them.
     pub(super) fn variables(&self) -> u64 {
         *self.variables.get_or_init(|| {

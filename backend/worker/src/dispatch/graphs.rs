@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     graphs::{
-        executables::{GraphEnd, GraphRefusal},
+        executables::{GraphChanges, GraphEnd, GraphRefusal},
         plan::{ConditionalWork, EventKey, GraphNode, GraphPlan, GraphUses, GraphWork},
         records::GraphRecord,
     },
@@ -96,13 +96,29 @@ impl Dispatcher {
             WireWork::Conditional(_) => return Err(code::NOT_SUPPORTED),
             _ => {}
         }
+        let body_of = self.body_at(args.graph, &path)?;
+        if body_of.is_some_and(|context| !may_be_in_body(&change.work, context)) {
+            return Err(code::NOT_SUPPORTED);
+        }
         let mut uses = GraphUses::default();
-        let work = self.resolved(&change.work, None, &mut uses).map_err(|refused| refused.code)?;
+        let work = self.resolved(&change.work, body_of, &mut uses).map_err(|refused| refused.code)?;
         let serial = self.graphs.change(args.graph, &path, bytes, uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
         let job = GraphJob::SetWork { to, id, serial, path, enabled, work, uses };
         self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(Box::new(job)))));
         Ok(None)
+    }
+
+    /// The context of the conditional node around the node at a path, if there is one.
+    fn body_at(&self, id: Id<GraphExecutable>, path: &[u32]) -> Result<Option<Id<Context>>, Code> {
+        let record = self.graphs.get(id).ok_or(code::INVALID_HANDLE)?;
+        // The number of a conditional node, the index of a body, and the number of a node inside.
+        if record.uses.conditional.is_none() || path.len() < 3 {
+            return Ok(None);
+        }
+        // A change of one node leaves all conditional nodes as they are.
+        let plan = WirePlan::new(&record.description.plan).map_err(wrong)?;
+        body_around(plan, path, None).ok_or(code::INVALID_VALUE)
     }
 
     /// `graph_update`.
@@ -126,14 +142,14 @@ impl Dispatcher {
         if !same_shape(before, WirePlan::new(&bytes).map_err(wrong)?) {
             return Ok(Some(answer(code::GRAPH_EXEC_UPDATE_FAILURE.into())));
         }
-        let mut changed = BTreeSet::new();
+        let mut changes = GraphChanges { begins_again: !record.has_lost_any(), ..GraphChanges::default() };
         if plan.uses.conditional.is_some() {
             let after = WirePlan::new(&bytes).map_err(wrong)?;
-            changed_work(before, after, record, &mut Vec::new(), &mut changed);
+            changed_work(before, after, record, &mut Vec::new(), &mut changes.changed);
         }
         let serial = self.graphs.update(args.graph, bytes, plan.uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
-        let job = GraphJob::Update { to, id, serial, plan, changed };
+        let job = GraphJob::Update { to, id, serial, plan, changes };
         self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(Box::new(job)))));
         Ok(None)
     }
@@ -495,7 +511,25 @@ fn child<'a>(plan: WirePlan<'a>, path: &[u32]) -> Option<WirePlan<'a>> {
     }
 }
 
-/// True for work that the body of a conditional node with this context may have: what the driver's header lists.
+/// The context of the conditional node around the node at a path, or else `around`. `None` if there is no such node.
+#[expect(clippy::option_option, reason = "no node, or none around it")]
+fn body_around(plan: WirePlan<'_>, path: &[u32], around: Option<Id<Context>>) -> Option<Option<Id<Context>>> {
+    let (number, rest) = path.split_first()?;
+    if rest.is_empty() {
+        return Some(around);
+    }
+    let node = plan.nodes().map_while(Result::ok).find(|node| node.number == *number)?;
+    match node.work {
+        WireWork::Child(inside) => body_around(inside, rest, around),
+        WireWork::Conditional(work) => {
+            let (body, rest) = rest.split_first()?;
+            body_around(work.bodies().nth(*body as usize)?.ok()?, rest, Some(work.head.context))
+        }
+        _ => None,
+    }
+}
+
+/// True for work that the driver allows in the body of a conditional node with this context.
 fn may_be_in_body(work: &WireWork<'_>, context: Id<Context>) -> bool {
     match work {
         WireWork::Kernel(kernel) => kernel.context == context,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     arenas::HeldRange,
-    graphs::plan::EventKey,
+    graphs::plan::{ConditionalSerial, EventKey},
     helper::{
         jobs::{MemoryJob, ModuleJob},
         kinds::{ModuleRef, ReservedId, Tables},
@@ -563,11 +563,11 @@ impl Tables for Dispatcher {
         Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
     }
 
-    fn conditional_graph(&self, id: Id<ConditionalGraph>) -> Result<Handle, Code> {
+    fn conditional_graph(&self, id: Id<ConditionalGraph>) -> Result<ConditionalSerial, Code> {
         self.plain.ConditionalGraph.get(id).map(|graph| graph.handle).ok_or(code::INVALID_HANDLE)
     }
 
-    fn take_conditional_graph(&mut self, id: Id<ConditionalGraph>) -> Result<Handle, Code> {
+    fn take_conditional_graph(&mut self, id: Id<ConditionalGraph>) -> Result<ConditionalSerial, Code> {
         self.plain.ConditionalGraph.remove(id).map(|graph| graph.handle).ok_or(code::INVALID_HANDLE)
     }
 

@@ -342,6 +342,7 @@ impl Dispatcher {
                     fill_or_release(&mut self.plain.GreenContext, id, object);
                 }
                 Notice::ConditionalGraph { id, object } => {
+                    // Its serial stands in the place of a handle, which the driver may give to a later graph.
                     let object = object.map(|handle| objects::GuestObject { handle, context: None });
                     fill_or_release(&mut self.plain.ConditionalGraph, id, object);
                 }

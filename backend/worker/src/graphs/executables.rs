@@ -1,7 +1,7 @@
 //! The driver's graphs and executables; owned by the module helper.
 
 use crate::{
-    graphs::plan::{ConditionalWork, GraphNode, GraphWork, Nested},
+    graphs::plan::{ConditionalSerial, ConditionalWork, GraphNode, GraphWork, Nested},
     session::objects::{ContextRef, GuestContext},
 };
 use sluice_driver::{Code, Driver, EdgeData, Handle, code};
@@ -149,8 +149,9 @@ impl Built {
         Ok(Built { driver: Arc::clone(driver), graph: driver.graph_create()?, nodes: Vec::new() })
     }
 
-    pub(crate) const fn graph(&self) -> Handle {
-        self.graph
+    /// Removes all nodes but the conditional ones, of which the driver makes no others for their handles.
+    fn strip(&mut self) -> Result<(), Code> {
+        strip(&self.driver, self.graph, &mut self.nodes)
     }
 
     /// Replaces the nodes by those of a plan. If the driver refuses one, the graph has a part of the plan.
@@ -182,8 +183,15 @@ fn fill(
     nodes: &[GraphNode],
     empty: &mut Option<Built>,
 ) -> Result<(), GraphRefusal> {
-    clear(driver, graph, built, nodes)?;
-    let stayed = built.len();
+    if !built.is_empty() {
+        let new = nodes.iter().filter(|node| matches!(node.work, GraphWork::Conditional(_)));
+        let new: HashMap<u32, &GraphNode> = new.map(|node| (node.number, node)).collect();
+        clear(driver, graph, built, |node| new.get(&node.number).is_some_and(|new| node.stays(new)))?;
+    }
+    // Places in `built`: of the nodes that stayed, by number, and of the new conditional nodes.
+    let stayed: HashMap<u32, usize> =
+        built.iter().zip(0..).map(|(node, place)| (node.number, place)).collect();
+    let mut conditional: HashMap<Handle, usize> = HashMap::new();
     // The driver's nodes in the order of the plan.
     let mut handles: Vec<Handle> = Vec::with_capacity(nodes.len());
     let mut edges = Vec::new();
@@ -192,8 +200,7 @@ fn fill(
         let refused = |code| GraphRefusal::at(*number, code);
         let inner = |failed| GraphRefusal { node: Some(*number), ..failed };
         let earlier = |index: u32| handles.get(index as usize).copied().unwrap_or(0);
-        let known =
-            built.get_mut(..stayed).unwrap_or_default().iter_mut().find(|node| node.number == *number);
+        let known = stayed.get(number).and_then(|place| built.get_mut(*place));
         if let (Some(known), GraphWork::Conditional(work)) = (known, work) {
             let node = known.node;
             known.enabled = *enabled;
@@ -249,6 +256,7 @@ fn fill(
                 let mut bodies = inside.bodies.iter_mut().zip(bodies);
                 let filled =
                     bodies.try_for_each(|((graph, built), nodes)| fill(driver, *graph, built, nodes, empty));
+                conditional.insert(node, built.len());
                 built.push(BuiltNode {
                     number,
                     kind,
@@ -273,7 +281,7 @@ fn fill(
     if !edges.is_empty() {
         driver.graph_add_edges(graph, &edges)?;
         for (from, to, data) in edges {
-            let later = built.iter_mut().rfind(|node| node.node == to);
+            let later = conditional.get(&to).and_then(|place| built.get_mut(*place));
             if let Some(BuiltNode { inside: BuiltInside::Conditional(inside), .. }) = later {
                 inside.behind.push((from, data));
             }
@@ -288,20 +296,26 @@ const fn data(dependency: Dependency) -> EdgeData {
     EdgeData { from_port, to_port, kind, reserved: [0; 5] }
 }
 
-/// Removes the nodes of a driver's graph that cannot stay for a plan, and the edges of the others.
+/// Removes all nodes of a driver's graph but the conditional ones, and so inside their bodies.
+fn strip(driver: &Driver, graph: Handle, built: &mut Vec<BuiltNode>) -> Result<(), Code> {
+    clear(driver, graph, built, |node| matches!(node.inside, BuiltInside::Conditional(_)))?;
+    for node in built {
+        let BuiltInside::Conditional(inside) = &mut node.inside else { continue };
+        inside.bodies.iter_mut().try_for_each(|(graph, built)| strip(driver, *graph, built))?;
+    }
+    Ok(())
+}
+
+/// Removes the nodes of a driver's graph that do not stay, and the edges of the others.
 fn clear(
     driver: &Driver,
     graph: Handle,
     built: &mut Vec<BuiltNode>,
-    nodes: &[GraphNode],
+    stays: impl Fn(&BuiltNode) -> bool,
 ) -> Result<(), Code> {
-    let by_number: HashMap<u32, &GraphNode> = match built.is_empty() {
-        true => return Ok(()),
-        false => nodes.iter().map(|node| (node.number, node)).collect(),
-    };
     let mut rest = core::mem::take(built).into_iter();
     while let Some(node) = rest.next() {
-        if by_number.get(&node.number).is_some_and(|new| node.stays(new)) {
+        if stays(&node) {
             built.push(node);
         } else if let Err(failed) = driver.graph_destroy_node(node.node) {
             built.push(node);
@@ -328,8 +342,10 @@ pub(crate) struct DriverExecutable {
     owned: OwnedExecutable,
     /// The graph from which it was made: its nodes name those of the executable.
     built: Built,
-    /// The graph in which its handles live: after an update this may be another than that from which it was made.
-    handles_of: Option<Handle>,
+    /// The graph with handles for conditional nodes from which it was made, if it was made from one.
+    made_of: Option<ConditionalSerial>,
+    /// True while the driver's executable has the handles of that graph, and all work of its description.
+    has_own_handles: bool,
     /// Those of its nodes, at any time: the driver may have a part of a change that it refused.
     contexts: Vec<ContextRef>,
     /// The device and the context of the grant for its memory, and the bytes.
@@ -355,6 +371,7 @@ impl DriverExecutable {
     /// Makes the executable of a graph.
     pub(crate) fn new(
         built: Built,
+        made_of: Option<ConditionalSerial>,
         flags: u32,
         contexts: Vec<ContextRef>,
     ) -> Result<DriverExecutable, (Built, GraphRefusal)> {
@@ -367,26 +384,22 @@ impl DriverExecutable {
             }
         };
         let owned = OwnedExecutable { driver, handle };
-        Ok(DriverExecutable { owned, built, handles_of: None, contexts, granted: (0, None, 0) })
+        let (has_own_handles, granted) = (true, (0, None, 0));
+        Ok(DriverExecutable { owned, built, made_of, has_own_handles, contexts, granted })
     }
 
     pub(crate) const fn handle(&self) -> Handle {
         self.owned.handle
     }
 
-    /// The graph in which the handles of its conditional nodes live.
-    pub(crate) const fn handles_of(&self) -> Option<Handle> {
-        self.handles_of
-    }
-
-    /// The executable has the handles of this graph from now on.
-    pub(crate) const fn has_handles_of(&mut self, graph: Option<Handle>) {
-        self.handles_of = graph;
+    /// The graph with handles for conditional nodes from which it was made.
+    pub(crate) const fn made_of(&self) -> Option<ConditionalSerial> {
+        self.made_of
     }
 
     /// Destroys the executable, and returns the graph from which it was made.
-    pub(crate) fn end(self) -> Built {
-        self.built
+    pub(crate) fn end(self) -> (Option<ConditionalSerial>, Built) {
+        (self.made_of, self.built)
     }
 
     /// Turns off the nodes that are off from the start.
@@ -421,6 +434,12 @@ impl DriverExecutable {
         work: &GraphWork,
         enabled: bool,
     ) -> Result<(), GraphRefusal> {
+        let changed = self.set_driver_work(path, work, enabled);
+        self.has_own_handles &= !changed.is_err_and(|refused| refused.partly);
+        changed
+    }
+
+    fn set_driver_work(&mut self, path: &[u32], work: &GraphWork, enabled: bool) -> Result<(), GraphRefusal> {
         let partly = |code| GraphRefusal::partly(code, None);
         let OwnedExecutable { driver, handle } = &self.owned;
         let node = find(&mut self.built.nodes, path).ok_or(code::INVALID_VALUE)?;
@@ -445,33 +464,51 @@ impl DriverExecutable {
     }
 
     /// Replaces the work of all nodes by that of a graph.
-    pub(crate) fn update(&self, by: &Built) -> Result<(), GraphRefusal> {
+    pub(crate) fn update(&mut self, by: &Built) -> Result<(), GraphRefusal> {
+        self.has_own_handles = false;
+        self.update_by(by)
+    }
+
+    fn update_by(&self, by: &Built) -> Result<(), GraphRefusal> {
         let updated = self.owned.driver.graph_update(self.owned.handle, by.graph);
         updated.map_err(|(code, node)| GraphRefusal::partly(code, by.number(node)))
     }
 
-    /// Replaces the work of the nodes at these paths by that of a plan with the same handles. The driver updates an executable from a
-    /// graph, too, but the only graph with these handles has nodes already, in whose place it makes no others.
-    pub(crate) fn update_each(
+    /// Replaces the work of all nodes by that of a plan with the handles of its own graph. The driver updates an executable from a graph,
+    /// too, but the nodes of this one must stay as they are, because they name those of the executable.
+    pub(crate) fn update_own(
         &mut self,
         nodes: &[GraphNode],
-        changed: &BTreeSet<Vec<u32>>,
+        changes: &GraphChanges,
     ) -> Result<(), GraphRefusal> {
+        // Another handle of the graph: the driver takes one from another graph only.
+        if !stays(&self.built.nodes, nodes) {
+            return Err(code::NOT_SUPPORTED.into());
+        }
+        let changed = if self.has_own_handles {
+            Some(&changes.changed)
+        } else if changes.begins_again {
+            self.update_by(&self.built)?;
+            None
+        } else {
+            return Err(code::NOT_SUPPORTED.into());
+        };
+        self.has_own_handles = false;
         nodes.iter().try_for_each(|node| {
             let refused = |refused: GraphRefusal| GraphRefusal::partly(refused.code, Some(node.number));
             self.update_at(node, &mut vec![node.number], changed).map_err(refused)
-        })
+        })?;
+        self.has_own_handles = true;
+        Ok(())
     }
 
     fn update_at(
         &mut self,
         node: &GraphNode,
         path: &mut Vec<u32>,
-        changed: &BTreeSet<Vec<u32>>,
+        changed: Option<&BTreeSet<Vec<u32>>>,
     ) -> Result<(), GraphRefusal> {
         match &node.work {
-            // Its node has another handle, which the driver takes from another graph only.
-            GraphWork::Conditional(_) if changed.contains(path) => Err(code::NOT_SUPPORTED.into()),
             GraphWork::Child(nodes) => self.update_inside(nodes, path, changed),
             GraphWork::Conditional(work) => (0..).zip(&work.bodies).try_for_each(|(index, nodes)| {
                 path.push(index);
@@ -479,7 +516,9 @@ impl DriverExecutable {
                 path.pop();
                 Ok(())
             }),
-            work if changed.contains(path) => self.set_work(path, work, node.enabled),
+            work if changed.is_none_or(|changed| changed.contains(path)) => {
+                self.set_work(path, work, node.enabled)
+            }
             _ => Ok(()),
         }
     }
@@ -488,7 +527,7 @@ impl DriverExecutable {
         &mut self,
         nodes: &[GraphNode],
         path: &mut Vec<u32>,
-        changed: &BTreeSet<Vec<u32>>,
+        changed: Option<&BTreeSet<Vec<u32>>>,
     ) -> Result<(), GraphRefusal> {
         nodes.iter().try_for_each(|node| {
             path.push(node.number);
@@ -497,6 +536,26 @@ impl DriverExecutable {
             Ok(())
         })
     }
+}
+
+/// The change of a description by a plan with conditional nodes.
+#[derive(Debug, Default)]
+pub(crate) struct GraphChanges {
+    /// The ways to the nodes whose work is new.
+    pub(crate) changed: BTreeSet<Vec<u32>>,
+    /// True if everything that the executable ever used exists, so that the driver may give it the work again with which it was made.
+    pub(crate) begins_again: bool,
+}
+
+/// True if all conditional nodes of a plan can be those of a graph.
+fn stays(built: &[BuiltNode], nodes: &[GraphNode]) -> bool {
+    nodes.iter().all(|node| {
+        let GraphWork::Conditional(work) = &node.work else { return true };
+        let place = built.binary_search_by_key(&node.number, |known| known.number);
+        let known = place.ok().and_then(|place| built.get(place)).filter(|known| known.stays(node));
+        let Some(BuiltNode { inside: BuiltInside::Conditional(inside), .. }) = known else { return false };
+        inside.bodies.iter().zip(&work.bodies).all(|((_, built), nodes)| stays(built, nodes))
+    })
 }
 
 /// True if the driver turns nodes of a kind off.
@@ -524,95 +583,149 @@ fn find<'a>(nodes: &'a mut [BuiltNode], path: &[u32]) -> Option<&'a mut BuiltNod
 /// A graph in which handles for conditional nodes live.
 #[derive(Debug)]
 struct ConditionalGraph {
+    /// The driver's handle.
+    graph: Handle,
     /// The graph, unless an executable that was made of it has it.
     built: Option<Built>,
-    handles: BTreeSet<u64>,
-    /// Those of the handles.
-    contexts: Vec<ContextRef>,
+    handles: BTreeMap<u64, ConditionalHandle>,
+    /// True if it ends with its executable: the guest has destroyed it, or a context of its handles.
+    ended: bool,
 }
 
-/// All graphs of a session with handles for conditional nodes, by the driver's handle.
+/// A handle for a conditional node.
+#[derive(Debug)]
+struct ConditionalHandle {
+    context: ContextRef,
+    /// The bodies that its node has in the driver, at most.
+    bodies: usize,
+}
+
+/// All graphs of a session with handles for conditional nodes.
 #[derive(Debug, Default)]
 pub(crate) struct ConditionalGraphs {
-    all: BTreeMap<Handle, ConditionalGraph>,
+    all: BTreeMap<ConditionalSerial, ConditionalGraph>,
+    latest: ConditionalSerial,
     /// Handles of all graphs.
     handles: usize,
+    /// Bodies of all nodes of those handles.
+    bodies: usize,
 }
 
 impl ConditionalGraphs {
-    /// Makes a graph, and returns the driver's handle.
-    pub(crate) fn create(&mut self, driver: &Arc<Driver>) -> Result<Handle, Code> {
+    /// Makes a graph.
+    pub(crate) fn create(&mut self, driver: &Arc<Driver>) -> Result<ConditionalSerial, Code> {
         let built = Built::empty(driver)?;
-        let graph = built.graph();
-        let made = ConditionalGraph { built: Some(built), handles: BTreeSet::new(), contexts: Vec::new() };
-        self.all.insert(graph, made);
-        Ok(graph)
+        let (graph, built) = (built.graph, Some(built));
+        let made = ConditionalGraph { graph, built, handles: BTreeMap::new(), ended: false };
+        self.latest += 1;
+        self.all.insert(self.latest, made);
+        Ok(self.latest)
     }
 
     /// Creates a handle, and returns its number.
     pub(crate) fn create_handle(
         &mut self,
         driver: &Driver,
-        graph: Handle,
+        graph: ConditionalSerial,
         context: ContextRef,
         (value, flags): (u32, u32),
     ) -> Result<u64, Code> {
         /// `CU_GRAPH_COND_ASSIGN_DEFAULT`.
         const ASSIGN_DEFAULT: u32 = 1;
-        let known = self.all.get_mut(&graph).ok_or(code::INVALID_HANDLE)?;
+        let known = self.all.get_mut(&graph).filter(|known| !known.ended).ok_or(code::INVALID_HANDLE)?;
         if flags & !ASSIGN_DEFAULT != 0 {
             return Err(code::INVALID_VALUE);
         }
         if self.handles >= limits::CONDITIONAL_HANDLES {
             return Err(code::OUT_OF_MEMORY);
         }
-        let handle = driver.graph_create_handle(graph, context.handle, value, flags)?;
-        self.handles += usize::from(known.handles.insert(handle));
-        if !known.contexts.contains(&context) {
-            known.contexts.push(context);
-        }
+        let handle = driver.graph_create_handle(known.graph, context.handle, value, flags)?;
+        let before = known.handles.insert(handle, ConditionalHandle { context, bodies: 0 });
+        self.handles += usize::from(before.is_none());
         Ok(handle)
     }
 
-    /// Takes a graph that is to have the nodes of a plan, after a check of the plan's handles: each belongs to the graph, and has one
-    /// node.
-    pub(crate) fn take(&mut self, graph: Handle, nodes: &[GraphNode]) -> Result<Built, Code> {
-        let known = self.all.get_mut(&graph).ok_or(code::INVALID_HANDLE)?;
-        let mut used = BTreeSet::new();
+    /// Checks the conditional nodes of a plan: the handle of each belongs to the graph and to the node's context, and has one node. Counts
+    /// the bodies, which stay in the driver as long as the graph.
+    pub(crate) fn check(&mut self, graph: ConditionalSerial, nodes: &[GraphNode]) -> Result<(), Code> {
+        let known = self.all.get_mut(&graph).filter(|known| !known.ended).ok_or(code::INVALID_HANDLE)?;
+        let mut used = BTreeMap::new();
         check_handles(nodes, &known.handles, &mut used)?;
-        // An executable of it exists.
-        known.built.take().ok_or(code::NOT_SUPPORTED)
+        let counted = |handle| known.handles.get(handle).map_or(0, |known| known.bodies);
+        let more: usize = used.iter().map(|(handle, bodies)| bodies.saturating_sub(counted(handle))).sum();
+        if self.bodies.saturating_add(more) > limits::SESSION_CONDITIONAL_BODIES {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        self.bodies += more;
+        for (handle, bodies) in used {
+            if let Some(known) = known.handles.get_mut(&handle) {
+                known.bodies = known.bodies.max(bodies);
+            }
+        }
+        Ok(())
     }
 
-    /// Takes a graph back. It is destroyed if the guest has destroyed it meanwhile.
-    pub(crate) fn put_back(&mut self, built: Built) {
-        if let Some(known) = self.all.get_mut(&built.graph()) {
+    /// Takes a graph that is to have the nodes of a plan, after a check of them.
+    pub(crate) fn take(&mut self, graph: ConditionalSerial, nodes: &[GraphNode]) -> Result<Built, Code> {
+        self.check(graph, nodes)?;
+        // An executable of it exists.
+        self.all.get_mut(&graph).and_then(|known| known.built.take()).ok_or(code::NOT_SUPPORTED)
+    }
+
+    /// Takes a graph back, without its nodes: those count, and keep their events, with an executable only. It is destroyed if it has ended
+    /// meanwhile.
+    pub(crate) fn put_back(&mut self, graph: ConditionalSerial, mut built: Built) {
+        let Some(known) = self.all.get_mut(&graph) else { return };
+        if known.ended {
+            self.forget(graph);
+        } else if let Err(failed) = built.strip() {
+            limited!(warn, code = failed, "cannot remove the nodes of a graph; it is destroyed");
+            self.forget(graph);
+        } else {
             known.built = Some(built);
         }
     }
 
-    /// Removes a graph. An executable that was made of it keeps it.
-    pub(crate) fn remove(&mut self, graph: Handle) -> Result<(), Code> {
-        let removed = self.all.remove(&graph).ok_or(code::INVALID_HANDLE)?;
-        self.handles = self.handles.saturating_sub(removed.handles.len());
-        Ok(())
+    /// Ends a graph, unless it has ended with a context. An executable that was made of it keeps it.
+    pub(crate) fn end(&mut self, graph: ConditionalSerial) {
+        let Some(known) = self.all.get_mut(&graph) else { return };
+        known.ended = true;
+        if known.built.is_some() {
+            self.forget(graph);
+        }
     }
 
-    /// Removes the graphs with handles of a context which is being destroyed.
+    /// Ends the graphs with handles of a context which is being destroyed.
     pub(crate) fn of_context_gone(&mut self, context: ContextRef) {
-        let of_context = |graph: &ConditionalGraph| graph.contexts.contains(&context);
-        for (_, gone) in self.all.extract_if(.., |_, graph| of_context(graph)) {
+        let of_context =
+            |graph: &ConditionalGraph| graph.handles.values().any(|handle| handle.context == context);
+        let gone: Vec<ConditionalSerial> =
+            self.all.iter().filter(|(_, graph)| of_context(graph)).map(|(serial, _)| *serial).collect();
+        gone.into_iter().for_each(|graph| self.end(graph));
+    }
+
+    /// The driver's graph ends, and with it its handles and the bodies of their nodes.
+    fn forget(&mut self, graph: ConditionalSerial) {
+        if let Some(gone) = self.all.remove(&graph) {
             self.handles = self.handles.saturating_sub(gone.handles.len());
+            let bodies: usize = gone.handles.values().map(|handle| handle.bodies).sum();
+            self.bodies = self.bodies.saturating_sub(bodies);
         }
     }
 }
 
-fn check_handles(nodes: &[GraphNode], known: &BTreeSet<u64>, used: &mut BTreeSet<u64>) -> Result<(), Code> {
+/// Adds the handles of a plan to `used`, each with the number of its bodies.
+fn check_handles(
+    nodes: &[GraphNode],
+    known: &BTreeMap<u64, ConditionalHandle>,
+    used: &mut BTreeMap<u64, usize>,
+) -> Result<(), Code> {
     for node in nodes {
         match &node.work {
             GraphWork::Child(inside) => check_handles(inside, known, used)?,
             GraphWork::Conditional(work) => {
-                if !known.contains(&work.handle) || !used.insert(work.handle) {
+                let is_known = known.get(&work.handle).is_some_and(|known| known.context == work.context);
+                if !is_known || used.insert(work.handle, work.bodies.len()).is_some() {
                     return Err(code::INVALID_VALUE);
                 }
                 work.bodies.iter().try_for_each(|body| check_handles(body, known, used))?;
@@ -632,10 +745,6 @@ pub(crate) struct Executables {
 impl Executables {
     pub(crate) fn insert(&mut self, serial: GraphSerial, executable: DriverExecutable) {
         self.all.insert(serial, executable);
-    }
-
-    pub(crate) fn get(&self, serial: GraphSerial) -> Option<&DriverExecutable> {
-        self.all.get(&serial)
     }
 
     pub(crate) fn get_mut(&mut self, serial: GraphSerial) -> Option<&mut DriverExecutable> {

@@ -141,6 +141,9 @@ pub(crate) struct EventKey {
     pub(crate) handle: Handle,
 }
 
+/// The number in this process of a graph with handles for conditional nodes, never used again.
+pub(crate) type ConditionalSerial = u64;
+
 /// The objects that a plan uses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GraphUses {
@@ -159,8 +162,8 @@ pub(crate) struct GraphUses {
     pub(super) placed: HashSet<(GuestImage, u64)>,
     /// Contexts with kernels that need local memory: the most bytes of each thread there.
     pub(crate) local: Vec<(GuestContext, u32)>,
-    /// The driver's graph in which the handles of conditional nodes live.
-    pub(crate) conditional: Option<Handle>,
+    /// The graph in which the handles of conditional nodes live.
+    pub(crate) conditional: Option<ConditionalSerial>,
 }
 
 impl GraphUses {

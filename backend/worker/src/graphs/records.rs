@@ -89,6 +89,8 @@ pub(crate) struct GraphRecord {
     /// Ids that it used and whose objects are gone since. A guest may give such an id to a later object, which the driver's
     /// executable does not have.
     lost: (HashSet<Id<Function>>, HashSet<Id<Array>>),
+    /// True if it ever used such an object: the driver's graph from which it was made may name the object still.
+    has_lost_any: bool,
 }
 
 impl GraphRecord {
@@ -97,6 +99,11 @@ impl GraphRecord {
         let (functions, arrays) = &self.lost;
         functions.iter().any(|function| uses.functions.contains_key(function))
             || !arrays.is_disjoint(&uses.arrays)
+    }
+
+    /// True if a function or an array that it ever used is gone.
+    pub(crate) const fn has_lost_any(&self) -> bool {
+        self.has_lost_any
     }
 
     /// Bytes of its description, and of the change that is under way.
@@ -159,8 +166,9 @@ impl GraphRecords {
         let description = GraphDescription::new(plan);
         self.bytes += description.bytes();
         let (pending, seen) = (Some(Pending::Made), self.losses);
-        let (broken, lost) = (false, Default::default());
-        self.live.insert(id, GraphRecord { serial, description, uses, pending, broken, seen, lost });
+        let (broken, lost, has_lost_any) = (false, Default::default(), false);
+        let record = GraphRecord { serial, description, uses, pending, broken, seen, lost, has_lost_any };
+        self.live.insert(id, record);
         Ok(serial)
     }
 
@@ -300,6 +308,7 @@ impl GraphRecords {
             let gone = record.uses.functions.extract_if(|_, of| *of == module).map(|(function, _)| function);
             let gone: Vec<Id<Function>> = gone.collect();
             self.losses += u64::from(!gone.is_empty());
+            record.has_lost_any |= !gone.is_empty();
             record.lost.0.extend(gone);
         }
     }
@@ -310,6 +319,7 @@ impl GraphRecords {
             // Goes through the smaller of the two sets.
             let gone: Vec<Id<Array>> = record.uses.arrays.intersection(arrays).copied().collect();
             self.losses += u64::from(!gone.is_empty());
+            record.has_lost_any |= !gone.is_empty();
             record.lost.1.extend(gone);
         }
     }

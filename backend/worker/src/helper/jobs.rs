@@ -4,7 +4,7 @@
 use crate::{
     arenas::{Arena, MappedResource},
     graphs::{
-        executables::{GraphRefusal, GraphSerial},
+        executables::{GraphChanges, GraphRefusal, GraphSerial},
         plan::{GraphPlan, GraphUses, GraphWork},
     },
     helper::kinds::Resolve,
@@ -24,10 +24,7 @@ use sluice_protocol::{
     limits,
     resources::ResourceBytes,
 };
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, mpsc::SyncSender},
-};
+use std::sync::{Arc, mpsc::SyncSender};
 
 /// Concludes a call of a class: the failure of a post is kept for its context.
 macro_rules! conclude {
@@ -167,13 +164,13 @@ pub(crate) enum GraphJob {
         work: GraphWork,
         uses: GraphUses,
     },
-    /// Replaces the work of all nodes. With conditional nodes, `changed` are the ways to the nodes whose work is new.
+    /// Replaces the work of all nodes.
     Update {
         to: ReplyTo,
         id: Id<handle::GraphExecutable>,
         serial: GraphSerial,
         plan: GraphPlan,
-        changed: BTreeSet<Vec<u32>>,
+        changes: GraphChanges,
     },
     /// Destroys an executable.
     Destroy { serial: GraphSerial },

@@ -4,6 +4,7 @@
 
 use crate::{
     arenas::HeldRange,
+    graphs::plan::ConditionalSerial,
     helper::notice::{Notice, Notices},
     images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
     resources::ResolvedResources,
@@ -53,10 +54,11 @@ pub(crate) trait Tables {
         &mut self,
         id: Id<handle::GreenContext>,
     ) -> Result<ReservedId<handle::GreenContext>, Code>;
-    /// The driver's handle of a graph with handles for conditional nodes.
-    fn conditional_graph(&self, id: Id<handle::ConditionalGraph>) -> Result<Handle, Code>;
+    /// A graph with handles for conditional nodes.
+    fn conditional_graph(&self, id: Id<handle::ConditionalGraph>) -> Result<ConditionalSerial, Code>;
     /// Removes such a graph.
-    fn take_conditional_graph(&mut self, id: Id<handle::ConditionalGraph>) -> Result<Handle, Code>;
+    fn take_conditional_graph(&mut self, id: Id<handle::ConditionalGraph>)
+    -> Result<ConditionalSerial, Code>;
     /// Takes a free id for such a graph in the making.
     fn reserve_conditional_graph(
         &mut self,
@@ -155,8 +157,8 @@ resolved! {
     Mint<handle::GreenContext> => ReservedId<handle::GreenContext>, |id, tables| tables.reserve_green(id.0);
     Mint<handle::ConditionalGraph> => ReservedId<handle::ConditionalGraph>,
         |id, tables| tables.reserve_conditional_graph(id.0);
-    Id<handle::ConditionalGraph> => Handle, |id, tables| tables.conditional_graph(id);
-    Take<handle::ConditionalGraph> => Handle, |id, tables| tables.take_conditional_graph(id.0);
+    Id<handle::ConditionalGraph> => ConditionalSerial, |id, tables| tables.conditional_graph(id);
+    Take<handle::ConditionalGraph> => ConditionalSerial, |id, tables| tables.take_conditional_graph(id.0);
     CarriedOptions<'_> => Vec<(u32, u32)>, |options, _tables| carried(options);
     LaunchAttributes<'_> => Vec<LaunchAttribute>, |attributes, tables| tables.attributes(attributes);
 }
@@ -310,7 +312,7 @@ macro_rules! made {
     )+};
 }
 made! {
-    ConditionalGraph: Handle => ConditionalGraph;
+    ConditionalGraph: ConditionalSerial => ConditionalGraph;
     Array: GuestArray => Array;
     MipmappedArray: GuestMipmapped => MipmappedArray;
     TextureReference: GuestReference => TextureReference;

@@ -6,7 +6,7 @@
 
 use crate::{
     arenas::Arena,
-    graphs::executables::GraphEnd,
+    graphs::{executables::GraphEnd, plan::ConditionalSerial},
     images::{GuestArray, GuestMipmapped, GuestReference},
     session::objects::{ContextRef, GuestContext, GuestFunction, GuestModule},
 };
@@ -52,7 +52,7 @@ pub(crate) enum Notice {
     },
     ConditionalGraph {
         id: Id<handle::ConditionalGraph>,
-        object: Option<Handle>,
+        object: Option<ConditionalSerial>,
     },
     Array {
         id: Id<handle::Array>,

@@ -3,8 +3,8 @@
 use super::ModuleHelper;
 use crate::{
     graphs::{
-        executables::{Built, DriverExecutable, GraphEnd, GraphRefusal, GraphSerial},
-        plan::{GraphNode, GraphPlan, GraphUses, GraphWork},
+        executables::{Built, DriverExecutable, GraphChanges, GraphEnd, GraphRefusal, GraphSerial},
+        plan::{ConditionalSerial, GraphNode, GraphPlan, GraphUses, GraphWork},
     },
     helper::{
         jobs::{GraphJob, answer_graph_instantiate, answer_graph_update},
@@ -15,7 +15,6 @@ use crate::{
 };
 use sluice_driver::{Code, Handle, code};
 use sluice_messages::custody::Growth;
-use std::collections::BTreeSet;
 
 impl ModuleHelper {
     pub(super) fn graph(&mut self, job: GraphJob) {
@@ -36,8 +35,8 @@ impl ModuleHelper {
                 self.notices.push(Notice::Graph { id, serial, end: GraphEnd::of_change(changed) });
                 self.session.conclude(to, changed.map_err(|refused| refused.code));
             }
-            GraphJob::Update { to, id, serial, plan, changed } => {
-                let updated = self.update_graph(serial, &plan, &changed);
+            GraphJob::Update { to, id, serial, plan, changes } => {
+                let updated = self.update_graph(serial, &plan, &changes);
                 self.notices.push(Notice::Graph { id, serial, end: GraphEnd::of_change(updated) });
                 answer_graph_update(&self.session, to, updated);
             }
@@ -60,7 +59,8 @@ impl ModuleHelper {
         self.place_graph(&plan.uses.places)?;
         self.current.set(&self.driver, caller.context)?;
         let contexts: Vec<ContextRef> = plan.uses.contexts.iter().map(|context| context.context).collect();
-        let mut built = Some(match plan.uses.conditional {
+        let made_of = plan.uses.conditional;
+        let mut built = Some(match made_of {
             None => Built::new(&self.driver, &plan.nodes)?,
             Some(graph) => self.refilled(graph, &plan.nodes)?,
         });
@@ -71,7 +71,7 @@ impl ModuleHelper {
         let owner = contexts.first().copied();
         let make = || {
             let graph = built.take().ok_or(code::UNKNOWN)?;
-            DriverExecutable::new(graph, flags, contexts.clone()).map_err(|(graph, refused)| {
+            DriverExecutable::new(graph, made_of, flags, contexts.clone()).map_err(|(graph, refused)| {
                 built = Some(graph);
                 reason = Some(refused);
                 refused.code
@@ -79,13 +79,14 @@ impl ModuleHelper {
         };
         let made = self.granted((Growth::Graph, device), owner, bytes, code::OUT_OF_MEMORY, make);
         let (mut executable, bytes) = made.map_err(|code| {
-            built.take().into_iter().for_each(|built| self.conditional.put_back(built));
+            if let Some((graph, built)) = made_of.zip(built.take()) {
+                self.conditional.put_back(graph, built);
+            }
             reason.filter(|reason| reason.code == code).unwrap_or(code.into())
         })?;
         executable.granted = (device, owner, bytes);
-        executable.has_handles_of(plan.uses.conditional);
         if let Err(refused) = executable.disable() {
-            self.conditional.put_back(executable.end());
+            self.destroy(executable);
             self.memory_source.driver_shrank(device, owner, bytes);
             return Err(refused);
         }
@@ -95,12 +96,12 @@ impl ModuleHelper {
     }
 
     /// Takes a graph with handles for conditional nodes, and gives it the nodes of a plan.
-    fn refilled(&mut self, graph: Handle, nodes: &[GraphNode]) -> Result<Built, GraphRefusal> {
+    fn refilled(&mut self, graph: ConditionalSerial, nodes: &[GraphNode]) -> Result<Built, GraphRefusal> {
         let mut built = self.conditional.take(graph, nodes)?;
         match built.refill(nodes) {
             Ok(()) => Ok(built),
             Err(refused) => {
-                self.conditional.put_back(built);
+                self.conditional.put_back(graph, built);
                 Err(refused)
             }
         }
@@ -123,47 +124,59 @@ impl ModuleHelper {
         &mut self,
         serial: GraphSerial,
         plan: &GraphPlan,
-        changed: &BTreeSet<Vec<u32>>,
+        changes: &GraphChanges,
     ) -> Result<(), GraphRefusal> {
         self.begin_change(serial, &plan.uses)?;
-        let Some(graph) = plan.uses.conditional else {
-            let by = Built::new(&self.driver, &plan.nodes)?;
-            return self.update_by(serial, plan, &by);
-        };
-        let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
-        if executable.handles_of() == Some(graph) {
-            return executable.update_each(&plan.nodes, changed);
-        }
-        let by = self.refilled(graph, &plan.nodes)?;
-        let updated = self.update_by(serial, plan, &by);
-        self.conditional.put_back(by);
-        updated?;
-        if let Some(executable) = self.graphs.get_mut(serial) {
-            executable.has_handles_of(Some(graph));
-        }
-        Ok(())
+        let mut executable = self.graphs.remove(serial).ok_or(code::INVALID_HANDLE)?;
+        let updated = self.update_executable(&mut executable, plan, changes);
+        self.graphs.insert(serial, executable);
+        updated
     }
 
-    /// Replaces the work of all nodes by that of a graph.
-    fn update_by(&mut self, serial: GraphSerial, plan: &GraphPlan, by: &Built) -> Result<(), GraphRefusal> {
-        let executable = self.graphs.get(serial).ok_or(code::INVALID_HANDLE)?;
+    fn update_executable(
+        &mut self,
+        executable: &mut DriverExecutable,
+        plan: &GraphPlan,
+        changes: &GraphChanges,
+    ) -> Result<(), GraphRefusal> {
+        let Some(graph) = plan.uses.conditional else {
+            let by = Built::new(&self.driver, &plan.nodes)?;
+            return self.grown(executable, &plan.uses, |executable| executable.update(&by));
+        };
+        if executable.made_of() == Some(graph) {
+            self.conditional.check(graph, &plan.nodes)?;
+            let update = |executable: &mut DriverExecutable| executable.update_own(&plan.nodes, changes);
+            return self.grown(executable, &plan.uses, update);
+        }
+        let by = self.refilled(graph, &plan.nodes)?;
+        let updated = self.grown(executable, &plan.uses, |executable| executable.update(&by));
+        self.conditional.put_back(graph, by);
+        updated
+    }
+
+    /// Changes an executable, with a grant for the memory by which it grows.
+    fn grown(
+        &self,
+        executable: &mut DriverExecutable,
+        uses: &GraphUses,
+        change: impl Fn(&mut DriverExecutable) -> Result<(), GraphRefusal>,
+    ) -> Result<(), GraphRefusal> {
         let (device, owner, had) = executable.granted;
-        let more = custody::in_blocks(plan.uses.device_bytes()).saturating_sub(had);
+        let more = custody::in_blocks(uses.device_bytes()).saturating_sub(had);
         if more == 0 {
-            return executable.update(by);
+            return change(executable);
         }
         let mut reason: Option<GraphRefusal> = None;
-        let update = || {
-            executable.update(by).map_err(|refused| {
+        let work = || {
+            change(executable).map_err(|refused| {
                 reason = Some(refused);
                 refused.code
             })
         };
-        let updated = self.granted((Growth::Graph, device), owner, more, code::OUT_OF_MEMORY, update);
+        let changed = self.granted((Growth::Graph, device), owner, more, code::OUT_OF_MEMORY, work);
         // The driver may have a part of an attempt, although a later grant was refused for another reason.
-        let ((), more) = updated
+        let ((), more) = changed
             .map_err(|code| reason.map_or_else(|| code.into(), |reason| GraphRefusal { code, ..reason }))?;
-        let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
         executable.granted.2 = had.saturating_add(more);
         Ok(())
     }
@@ -189,9 +202,15 @@ impl ModuleHelper {
 
     fn end_graph(&mut self, serial: GraphSerial, executable: DriverExecutable) {
         let (device, owner, bytes) = executable.granted;
-        self.conditional.put_back(executable.end());
+        self.destroy(executable);
         self.memory_source.driver_shrank(device, owner, bytes);
         self.notices.push(Notice::GraphGone { serial });
+    }
+
+    fn destroy(&mut self, executable: DriverExecutable) {
+        if let (Some(graph), built) = executable.end() {
+            self.conditional.put_back(graph, built);
+        }
     }
 
     /// Destroys the executables that use a context which is being destroyed.

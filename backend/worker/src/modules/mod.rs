@@ -699,7 +699,7 @@ impl ServeModules for ModuleHelper {
         _: ModuleCaller,
         args: module::conditional_graph_destroy,
     ) -> Result<wire::conditional_graph_destroy::Reply, Code> {
-        self.conditional.remove(args.graph)?;
+        self.conditional.end(args.graph);
         Ok(wire::conditional_graph_destroy::Reply {})
     }
 

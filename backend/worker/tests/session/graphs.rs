@@ -2,8 +2,8 @@
 
 use crate::{
     arbiter::FakeArbiter,
-    code::{ILLEGAL_STATE, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED},
-    guest::{ARENA, Arena, Guest},
+    code::{ILLEGAL_STATE, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY},
+    guest::{ARENA, Arena, Guest, Start, null_driver},
     host_calls::{give_back, next},
     streams::{event, function, image, launch, ready, stream},
 };
@@ -1146,4 +1146,315 @@ fn conditional_node_with_foreign_handles_or_work_is_refused() {
     let here = context(&guest);
     let destroy = |w: &mut Writer<'_>| wire::context_destroy::Args { context: here }.put(w);
     assert_eq!(guest.call(wire::context_destroy::CALL, destroy).0, 0);
+}
+
+/// A choice with one body of one node.
+fn one_of(graph: Id<ConditionalGraph>, handle: u64, work: WireWork<'_>) -> Choice {
+    Choice { graph, handle, selection: Selection::If, bodies: vec![chain(&[work])] }
+}
+
+fn destroy_context(guest: &mut Guest, context: Id<Context>) -> u32 {
+    guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context }.put(w)).0
+}
+
+// Promise: C108
+#[test]
+fn executable_takes_the_handles_of_graphs_in_turn() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let down = copy(&guest, end(Side::Arena, at(DATA)), end(Side::Device, memory));
+    let fills = |guest: &Guest, value| fill(guest, memory, value);
+    let plan = |guest: &Guest, graph, handle, value: u32| {
+        one_of(graph, handle, fills(guest, value)).plan(guest, &[fills(guest, value + 1)], &[down])
+    };
+    let value = |guest: &mut Guest| {
+        assert_eq!(launched(guest, GRAPH), 0);
+        word(&arena, DATA) & 0xffff
+    };
+    for graph in [CONDITIONAL, SECOND] {
+        assert_eq!(conditional_graph(&mut guest, graph), 0);
+    }
+    let one = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    let spare = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    let two = condition(&mut guest, SECOND, 1).unwrap();
+    let first = plan(&guest, CONDITIONAL, one, 20);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &first), MADE);
+    assert_eq!(value(&mut guest), 20);
+    for (graph, handle, number) in [
+        (SECOND, two, 30),
+        (CONDITIONAL, one, 40),
+        (CONDITIONAL, one, 50),
+        (SECOND, two, 60),
+        (SECOND, two, 70),
+    ] {
+        let next = plan(&guest, graph, handle, number);
+        assert_eq!(update(&mut guest, &arena, &next), MADE, "{number}");
+        assert_eq!(value(&mut guest), u64::from(number));
+        let inside = fills(&guest, number + 5);
+        assert_eq!(set_work(&mut guest, &arena, &[11, 0, 10], true, &inside), 0, "{number}");
+        assert_eq!(value(&mut guest), u64::from(number + 5));
+    }
+    let other = plan(&guest, CONDITIONAL, spare, 80);
+    assert_eq!(update(&mut guest, &arena, &other).1, NOT_SUPPORTED, "another handle of its own graph");
+    assert_eq!(value(&mut guest), 75, "a refusal changes nothing");
+    let foreign = plan(&guest, CONDITIONAL, two, 80);
+    assert_eq!(update(&mut guest, &arena, &foreign).1, INVALID_VALUE, "a handle of another graph");
+    assert_eq!(value(&mut guest), 75);
+    // The driver gives the next graph the address of the one that ended.
+    end_conditional_graph(&mut guest, SECOND);
+    let third = Id::<ConditionalGraph>::new(1, 2);
+    assert_eq!(conditional_graph(&mut guest, third), 0);
+    let three = condition(&mut guest, third, 1).unwrap();
+    let next = plan(&guest, third, three, 90);
+    assert_eq!(update(&mut guest, &arena, &next), MADE, "a later graph at the same address");
+    assert_eq!(value(&mut guest), 90);
+}
+
+// Promise: C108
+#[test]
+fn executable_does_not_take_back_work_whose_module_is_gone() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let nothing = function(&mut guest, 0, "work_p2");
+    for graph in [CONDITIONAL, SECOND] {
+        assert_eq!(conditional_graph(&mut guest, graph), 0);
+    }
+    let one = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    let two = condition(&mut guest, SECOND, 1).unwrap();
+    let behind = [kernel(&guest, nothing, &[0; 16])];
+    let plan = |guest: &Guest, graph, handle| {
+        one_of(graph, handle, fill(guest, memory, 1)).plan(guest, &[], &behind)
+    };
+    let (first, second) = (plan(&guest, CONDITIONAL, one), plan(&guest, SECOND, two));
+    assert_eq!(make(&mut guest, &arena, GRAPH, &first), MADE);
+    assert_eq!(update(&mut guest, &arena, &second), MADE);
+    let unload = wire::module_unload::Args { module: Take(Id::new(0, 1)) };
+    assert_eq!(guest.call(wire::module_unload::CALL, |w| unload.put(w)).0, 0);
+    let latest = function(&mut guest, 2, "work_p2");
+    let behind = [kernel(&guest, latest, &[0; 16])];
+    let again = one_of(CONDITIONAL, one, fill(&guest, memory, 1)).plan(&guest, &[], &behind);
+    assert_eq!(update(&mut guest, &arena, &again).1, NOT_SUPPORTED);
+    let again = one_of(SECOND, two, fill(&guest, memory, 1)).plan(&guest, &[], &behind);
+    assert_eq!(update(&mut guest, &arena, &again), MADE, "all of its work is new");
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+}
+
+// Promise: C108
+#[test]
+fn graph_with_handles_keeps_no_nodes_without_its_executable() {
+    const EACH: usize = 100;
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::ready(Start {
+        lenders: vec![arbiter.admit()],
+        environment: &[("SLUICE_NULL_GRAPH_NODES", "2000".as_ref())],
+        ..Start::on(null_driver())
+    });
+    guest.begin();
+    let arena = image(&guest);
+    let memory = guest.allocate(4096).unwrap();
+    let value = fill(&guest, memory, 1);
+    let refused = function(&mut guest, 0, "refuse_209");
+    let recorded = event(&mut guest, 0);
+    let before = vec![WireWork::EventRecord(recorded); EACH];
+    for index in 0..20 {
+        let graph = Id::<ConditionalGraph>::new(index, 1);
+        assert_eq!(conditional_graph(&mut guest, graph), 0);
+        let handle = condition(&mut guest, graph, 1).unwrap();
+        let body = chain(&vec![value; EACH]);
+        let choice = Choice { graph, handle, selection: Selection::If, bodies: vec![body] };
+        // A plan that the driver refuses leaves none, either.
+        let bad = choice.plan(&guest, &before, &[kernel(&guest, refused, &[])]);
+        assert_eq!(make(&mut guest, &arena, GRAPH, &bad).1, 209, "{index}");
+        let plan = choice.plan(&guest, &before, &[WireWork::Empty]);
+        let executable = Id::new(0, 1 + index);
+        assert_eq!(make(&mut guest, &arena, executable, &plan), MADE, "{index}");
+        assert_eq!(launched(&mut guest, executable), 0);
+        destroy(&mut guest, executable);
+    }
+}
+
+// Promise: C108
+#[test]
+fn bodies_of_the_conditional_nodes_of_a_session_have_a_bound() {
+    const BODIES: usize = limits::CONDITIONAL_BODIES as usize;
+    let (mut guest, arena) = ready();
+    let switch = |guest: &mut Guest, graph: Id<ConditionalGraph>, bodies: usize| {
+        assert_eq!(conditional_graph(guest, graph), 0);
+        let handle = condition(guest, graph, 1).unwrap();
+        let bodies = vec![chain(&[]); bodies];
+        Choice { graph, handle, selection: Selection::Switch, bodies }.plan(guest, &[], &[])
+    };
+    for round in 0..u32::try_from(limits::SESSION_CONDITIONAL_BODIES / BODIES).unwrap() {
+        let plan = switch(&mut guest, Id::new(round, 1), BODIES);
+        let executable = Id::new(round, 1);
+        assert_eq!(make(&mut guest, &arena, executable, &plan), MADE, "{round}");
+        destroy(&mut guest, executable);
+    }
+    let plan = switch(&mut guest, Id::new(100, 1), 1);
+    let executable = Id::new(100, 1);
+    assert_eq!(make(&mut guest, &arena, executable, &plan).1, OUT_OF_MEMORY);
+    end_conditional_graph(&mut guest, CONDITIONAL);
+    // They end with their graph, which ends with its executable.
+    eventually("the end of a graph", || make(&mut guest, &arena, executable, &plan) == MADE);
+}
+
+// Promise: C108
+#[test]
+fn handles_count_as_long_as_an_executable_keeps_their_graph() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    assert_eq!(conditional_graph(&mut guest, CONDITIONAL), 0);
+    let handle = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    for _ in 1..limits::CONDITIONAL_HANDLES {
+        condition(&mut guest, CONDITIONAL, 0).unwrap();
+    }
+    assert_eq!(condition(&mut guest, CONDITIONAL, 0), Err(OUT_OF_MEMORY));
+    let plan = one_of(CONDITIONAL, handle, fill(&guest, memory, 1)).plan(&guest, &[], &[]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    end_conditional_graph(&mut guest, CONDITIONAL);
+    assert_eq!(conditional_graph(&mut guest, SECOND), 0);
+    assert_eq!(condition(&mut guest, SECOND, 0), Err(OUT_OF_MEMORY), "the driver has the handles");
+    destroy(&mut guest, GRAPH);
+    // The destruction follows the work of the session.
+    eventually("the end of the graph", || condition(&mut guest, SECOND, 0).is_ok());
+}
+
+// Promise: C108
+#[test]
+fn graph_that_ended_with_a_context_is_destroyed_without_an_error() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let first = guest.session.context;
+    let other = guest.create_context(1, 5);
+    guest.session.context = other.raw();
+    assert_eq!(conditional_graph(&mut guest, CONDITIONAL), 0);
+    let handle = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    guest.session.context = first;
+    let WireWork::Fill(value) = fill(&guest, memory, 1) else { unreachable!() };
+    // The node states another context than that of its handle.
+    let plan = one_of(CONDITIONAL, handle, WireWork::Fill(value)).plan(&guest, &[], &[]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan).1, INVALID_VALUE, "the handle is of another context");
+    assert_eq!(destroy_context(&mut guest, other), 0);
+    assert_eq!(condition(&mut guest, CONDITIONAL, 1), Err(INVALID_HANDLE), "it ended with the context");
+    // The driver gives the next graph the address of the one that ended.
+    assert_eq!(conditional_graph(&mut guest, SECOND), 0);
+    let handle = condition(&mut guest, SECOND, 1).unwrap();
+    assert_eq!(condition(&mut guest, CONDITIONAL, 1), Err(INVALID_HANDLE), "its id names no other graph");
+    end_conditional_graph(&mut guest, CONDITIONAL);
+    let plan = one_of(SECOND, handle, fill(&guest, memory, 1)).plan(&guest, &[], &[]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE, "the later graph exists");
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    assert_eq!(guest.late_error(0).0, 0);
+}
+
+// Promise: C108
+#[test]
+fn changed_node_of_a_body_has_only_work_that_a_body_may_have() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let nothing = function(&mut guest, 0, "work_p2");
+    let other = guest.create_context(1, 5);
+    let array = Id::<Array>::new(0, 1);
+    create_array(&mut guest, array);
+    assert_eq!(conditional_graph(&mut guest, CONDITIONAL), 0);
+    let handle = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    let WireWork::Kernel(here) = kernel(&guest, nothing, &[0; 16]) else { unreachable!() };
+    let elsewhere = WireWork::Kernel(Kernel { context: other, ..here });
+    let down = copy(&guest, end(Side::Arena, at(DATA)), end(Side::Device, memory));
+    let to_array = copy(&guest, array_end(array, [0; 3]), end(Side::Device, memory));
+    let (inner, foreign) = (chain(&[WireWork::Kernel(here)]), chain(&[elsewhere]));
+    let body = chain(&[WireWork::Kernel(here), down, WireWork::Child(WirePlan::new(&inner).unwrap())]);
+    let choice = Choice { graph: CONDITIONAL, handle, selection: Selection::If, bodies: vec![body] };
+    let plan = choice.plan(&guest, &[down], &[]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    let child = WireWork::Child(WirePlan::new(&foreign).unwrap());
+    for (path, work, what) in [
+        (vec![11, 0, 10], &elsewhere, "a kernel of another context"),
+        (vec![11, 0, 11], &to_array, "a copy to an array"),
+        (vec![11, 0, 12, 10], &elsewhere, "a kernel of another context in a child graph"),
+        (vec![11, 0, 12], &child, "a child graph with one"),
+    ] {
+        assert_eq!(set_work(&mut guest, &arena, &path, true, work), NOT_SUPPORTED, "{what}");
+    }
+    for (path, work) in
+        [(vec![11, 0, 10], &WireWork::Kernel(here)), (vec![11, 0, 11], &down), (vec![10], &to_array)]
+    {
+        assert_eq!(set_work(&mut guest, &arena, &path, true, work), 0, "{path:?}");
+    }
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+}
+
+// Promise: C108
+#[test]
+fn memory_that_an_update_by_the_same_graph_takes_is_granted() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let _image = image(&guest);
+    let there = ARENA + (1 << 30);
+    let arena = guest.attach(2, there, 8 << 20);
+    let memory = guest.allocate(4096).unwrap();
+    let (few, many) = (function(&mut guest, 0, "work_p1"), function(&mut guest, 1, "work_p56"));
+    assert_eq!(conditional_graph(&mut guest, CONDITIONAL), 0);
+    let handle = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    let works = |guest: &Guest, function, parameters| {
+        let kernels = vec![kernel(guest, function, parameters); 5000];
+        one_of(CONDITIONAL, handle, fill(guest, memory, 1)).plan(guest, &[], &kernels)
+    };
+    let put = |plan: Vec<u8>| {
+        arena.write(0, &plan);
+        ArenaIn { address: there, bytes: plan.len() as u64 }
+    };
+    let plan = put(works(&guest, few, &[0; 8]));
+    let answer = guest.call(wire::graph_instantiate::CALL, |w| {
+        wire::graph_instantiate::Args { flags: 0, plan, graph: Mint(GRAPH) }.put(w)
+    });
+    assert_eq!(refusal(&answer), MADE);
+    let made = arbiter.granted_now();
+    let plan = put(works(&guest, many, &[0; 448]));
+    let answer =
+        guest.call(wire::graph_update::CALL, |w| wire::graph_update::Args { graph: GRAPH, plan }.put(w));
+    assert_eq!(refusal(&answer), MADE);
+    eventually("the end of the grants", || arbiter.grants().1 == 0);
+    assert_eq!(arbiter.granted_now() - made, 2 << 20, "for the longer parameters");
+}
+
+// Promise: C70
+#[test]
+fn plan_with_the_most_nodes_is_built_in_a_time_that_grows_with_it() {
+    // With an edge of data to each node, a search for each among all would take minutes.
+    const NODES: u32 = limits::GRAPH_NODES - 2;
+    let (mut guest, _image) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let there = ARENA + (1 << 30);
+    let arena = guest.attach(2, there, 64 << 20);
+    assert_eq!(conditional_graph(&mut guest, CONDITIONAL), 0);
+    let handle = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    let body = chain(&[fill(&guest, memory, 1)]);
+    let mut list = Vec::new();
+    Conditional::push(&mut list, &body);
+    let head = ConditionalHead {
+        context: context(&guest),
+        graph: CONDITIONAL,
+        handle,
+        selection: Selection::If,
+        count: 1,
+    };
+    let node = WireWork::Conditional(Conditional::new(head, &list));
+    let mut plan = PlanWriter::default();
+    for number in 0..NODES - 1 {
+        let behind = number.checked_sub(1).map(|node| Dependency { node, edge: [1, 0, 1] });
+        let work = if number == 0 { &node } else { &WireWork::Empty };
+        plan.node(number, true, behind.into_iter(), work).unwrap();
+    }
+    let plan = plan.finish().unwrap();
+    arena.write(0, &plan);
+    let plan = ArenaIn { address: there, bytes: plan.len() as u64 };
+    let started = std::time::Instant::now();
+    let answer = guest.call(wire::graph_instantiate::CALL, |w| {
+        wire::graph_instantiate::Args { flags: 0, plan, graph: Mint(GRAPH) }.put(w)
+    });
+    assert_eq!(refusal(&answer), MADE);
+    let took = started.elapsed();
+    assert!(took < sluice_kit::wait::TIMEOUT / 4, "{took:?}");
 }

@@ -61,9 +61,9 @@ macro_rules! versions {
             #[cfg(target_arch = "x86_64")]
             if fast() {
                 // SAFETY: the processor has the features.
-                return unsafe { Handler::new($fast::<O>) };
+                return unsafe { Handler::new($fast::<O>, O::OPERATION) };
             }
-            Handler::plain($base::<O>)
+            Handler::named($base::<O>, O::OPERATION)
         }
     )*};
 }
@@ -115,9 +115,9 @@ pub(crate) fn cmp<O: OpCmp>() -> Handler {
     #[cfg(target_arch = "x86_64")]
     if fast() {
         // SAFETY: the processor has the features.
-        return unsafe { Handler::new(fast_cmp::<O>) };
+        return unsafe { Handler::new(fast_cmp::<O>, O::OPERATION) };
     }
-    Handler::plain(base_cmp::<O>)
+    Handler::named(base_cmp::<O>, O::OPERATION)
 }
 
 /// Wraps a function that has one version.

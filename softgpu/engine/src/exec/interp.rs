@@ -6,6 +6,7 @@ use super::grid::Grid;
 use super::host;
 use super::image;
 use super::lanes::each;
+use super::machine;
 use super::matrix;
 use super::mbarrier;
 use super::mem::{self, Ranges, Spaces};
@@ -51,7 +52,8 @@ pub(crate) fn fragment<const FAST: bool>(
     let code = grid.code(activation.function);
     let frame = Frame::new(&mut activation.regs, grid.constants(activation.function));
     let local_base = activation.local_base;
-    let insts = code.insts.as_slice();
+    let translation = code.machine.enter(code, machine::translate);
+    let mut insts = translation.map_or(code.insts.as_slice(), |t| t.insts.as_slice());
     let extra = code.extra.as_slice();
     let spaces = Spaces {
         memory: grid.launch.memory,
@@ -91,10 +93,33 @@ pub(crate) fn fragment<const FAST: bool>(
                     i.handler.call(&frame, i, m);
                 }
             }
+            Op::Run => {
+                let Some(ran) = translation
+                    .and_then(|t| t.run(i, &frame, mask, f.budget, (spaces.shared, spaces.shared_len)))
+                else {
+                    // The original has the instructions of the run.
+                    insts = code.insts.as_slice();
+                    continue;
+                };
+                f.budget = ran.budget;
+                if ran.running != 0 {
+                    f = expired(f);
+                    warp.fragments.push(Fragment { pc, mask: ran.running, ..f });
+                    if ran.running != mask {
+                        warp.fragments.push(Fragment { pc: ran.end, mask: mask & !ran.running, ..f });
+                    }
+                    return Ok(true);
+                }
+                // The end of the loop advances by one.
+                pc = ran.end - 1;
+            }
             Op::Bra => {
                 if m == mask {
                     pc = jump(i);
                     if i.has(flag::BACKWARD) {
+                        if let Some(translation) = translation {
+                            insts = translation.insts.as_slice();
+                        }
                         f.budget -= 1;
                         if f.budget <= 0 {
                             warp.fragments.push(Fragment { pc, ..expired(f) });

@@ -1,6 +1,6 @@
 //! The loops over lanes: all 32 without a blend, one lane, or some lanes with a blend.
 
-use crate::ir::{Inst, flag};
+use crate::ir::{Inst, Lanewise, flag};
 use crate::regs::{Frame, Lane};
 
 /// An operation of one operand.
@@ -9,6 +9,7 @@ pub(crate) trait Op1 {
     type D: Lane;
     /// True if skipping inactive lanes pays.
     const COSTLY: bool;
+    const OPERATION: Lanewise;
     fn f(i: &Inst, a: Self::A) -> Self::D;
 }
 
@@ -18,6 +19,7 @@ pub(crate) trait Op2 {
     type B: Lane;
     type D: Lane;
     const COSTLY: bool;
+    const OPERATION: Lanewise;
     fn f(i: &Inst, a: Self::A, b: Self::B) -> Self::D;
 }
 
@@ -28,11 +30,13 @@ pub(crate) trait Op3 {
     type C: Lane;
     type D: Lane;
     const COSTLY: bool;
+    const OPERATION: Lanewise;
     fn f(i: &Inst, a: Self::A, b: Self::B, c: Self::C) -> Self::D;
 }
 
 pub(crate) trait OpCmp {
     type A: Lane;
+    const OPERATION: Lanewise;
     fn f(i: &Inst, a: Self::A, b: Self::A) -> bool;
 }
 
@@ -81,11 +85,10 @@ macro_rules! runner {
                 for first in [0usize, 8, 16, 24] {
                     let part = mask >> first;
                     $(let $slot: [O::$ty; 8] = frame.load8(i.$slot, first);)*
-                    let old: [O::D; 8] = frame.load8(i.d, first);
-                    let mut out = [O::D::default(); 8];
+                    let mut out: [<O::D as Lane>::Bits; 8] = frame.load8(i.d, first);
                     for n in 0..8 {
-                        let new = O::f(i, $($slot[n]),*);
-                        out[n] = if part & (1 << n) != 0 { new } else { old[n] };
+                        let new = O::f(i, $($slot[n]),*).bits();
+                        out[n] = if part & (1 << n) != 0 { new } else { out[n] };
                     }
                     frame.store8(i.d, first, out);
                 }

@@ -283,7 +283,7 @@ fn consecutive(frame: &Frame, i: &Inst, size: u64) -> Option<u64> {
     for at in [0usize, 8, 16, 24] {
         let a: [u64; 8] = frame.load8(i.a, at);
         for n in 0..8 {
-            wrong[n] |= a[n] ^ first.wrapping_add((at + n) as u64 * size);
+            wrong[n] |= a[n] ^ first.wrapping_add(((at + n) as u64).wrapping_mul(size));
         }
     }
     (wrong.iter().fold(0, |x, y| x | y) == 0).then(|| first.wrapping_add_signed(i.imm))

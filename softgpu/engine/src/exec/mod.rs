@@ -15,6 +15,7 @@ pub(crate) mod host;
 pub(crate) mod image;
 pub(crate) mod interp;
 pub(crate) mod lanes;
+pub(crate) mod machine;
 pub(crate) mod matrix;
 pub(crate) mod mbarrier;
 pub(crate) mod mem;

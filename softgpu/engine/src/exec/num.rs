@@ -369,17 +369,95 @@ pub(crate) fn int_to_f64(v: i128, round: Round) -> f64 {
 }
 
 /// Computes a function in f64 and rounds once, with flushing of operand and result.
+#[inline(always)]
 fn through(x: f32, ftz: bool, f: impl Fn(f64) -> f64) -> f32 {
-    let r = f(f64::from(flush_if(x, ftz))) as f32;
-    canon(flush_if(r, ftz))
+    // Without a branch on the modifier, which would keep the loops over lanes from becoming vector code.
+    let keep = if ftz { 0x8000_0000 } else { !0 };
+    let flush = |x: f32| {
+        let b = x.to_bits();
+        f32::from_bits(if b & 0x7f80_0000 == 0 { b & keep } else { b })
+    };
+    canon(flush(f(f64::from(flush(x))) as f32))
 }
 
+/// The Taylor coefficients of 2^x, from the highest down: powers of ln 2 over factorials.
+pub(crate) const EXP2: [f64; 12] = {
+    let mut out = [1.0; 12];
+    let mut n = 10;
+    let mut term = 1.0;
+    let mut k = 1.0;
+    loop {
+        term = term * core::f64::consts::LN_2 / k;
+        out[n] = term;
+        if n == 0 {
+            break out;
+        }
+        n -= 1;
+        k += 1.0;
+    }
+};
+/// Adding it puts an integer, and the bias of the exponent, in the low bits of an f64.
+pub(crate) const EXP2_BIAS: f64 = 6_755_399_441_055_744.0 + 1023.0;
+/// Powers of two beyond it are zero or infinite as f32.
+pub(crate) const EXP2_LIMIT: f64 = 200.0;
+
+/// 2^x to about 2^-47, without a branch, so that the loops over lanes become vector code. Operations are not fused: the result is the
+/// same on every processor.
+#[inline(always)]
+fn exp2(x: f64) -> f64 {
+    let bounded = if x > -EXP2_LIMIT { x } else { -EXP2_LIMIT };
+    let bounded = if bounded < EXP2_LIMIT { bounded } else { EXP2_LIMIT };
+    let whole = bounded.round_ties_even();
+    let f = bounded - whole;
+    let mut p = EXP2[0];
+    for c in &EXP2[1..] {
+        p = p * f + c;
+    }
+    let power = f64::from_bits((whole + EXP2_BIAS).to_bits() << 52);
+    if x.is_nan() { x } else { p * power }
+}
+
+/// The coefficients of log2((1 + z) / (1 - z)) / z in z^2, from the highest down.
+pub(crate) const LOG2: [f64; 9] = {
+    let mut out = [0.0; 9];
+    let (mut n, mut k) = (0, 17.0);
+    while n < 9 {
+        out[n] = 2.0 / core::f64::consts::LN_2 / k;
+        n += 1;
+        k -= 2.0;
+    }
+    out
+};
+/// The high word of the square root of 1/2.
+pub(crate) const ROOT_HALF: i32 = 0x3fe6_a09e;
+
+/// log2(x) of an f32 to about 2^-47, without a branch.
+#[inline(always)]
+fn log2(x: f64) -> f64 {
+    let bits = x.to_bits();
+    // x = 2^k m with m about between the square roots of 1/2 and of 2.
+    let k = ((bits >> 32) as i32).wrapping_sub(ROOT_HALF) >> 20;
+    let m = f64::from_bits(bits.wrapping_sub((k as u64) << 52));
+    let z = (m - 1.0) / (m + 1.0);
+    let s = z * z;
+    let mut p = LOG2[0];
+    for c in &LOG2[1..] {
+        p = p * s + c;
+    }
+    let r = f64::from(k) + z * p;
+    let r = if x < f64::INFINITY { r } else { x };
+    let r = if x > 0.0 { r } else { f64::NAN };
+    if x == 0.0 { f64::NEG_INFINITY } else { r }
+}
+
+#[inline(always)]
 pub(crate) fn ex2(x: f32, ftz: bool) -> f32 {
-    through(x, ftz, f64::exp2)
+    through(x, ftz, exp2)
 }
 
+#[inline(always)]
 pub(crate) fn lg2(x: f32, ftz: bool) -> f32 {
-    through(x, ftz, f64::log2)
+    through(x, ftz, log2)
 }
 
 pub(crate) fn sin(x: f32, ftz: bool) -> f32 {

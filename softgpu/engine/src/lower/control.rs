@@ -2,7 +2,7 @@
 
 use super::{FunctionName, Lower, Modifiers, Res, Symbol};
 use crate::exec::alu;
-use crate::exec::dispatch::plain;
+
 use crate::exec::warp::{BarrierKind, ReduxOp, ShflMode, VoteMode};
 use crate::ir::{Argument, Builtin, CallSite, Op, Target, flag};
 use crate::ptx::{Instruction, Operand, Prototype, Space, Ty};
@@ -304,7 +304,7 @@ impl<'a> Lower<'a, '_> {
                 let (none, all) = (self.bits(0, false)?, self.bits(*size, false)?);
                 let t = self.register(Ty::B32)?;
                 let flags = if negated { flag::NOT_C } else { 0 };
-                self.alu(plain(alu::select), Ty::B32, t, [none, all, p], flags);
+                self.alu(alu::selection(), Ty::B32, t, [none, all, p], flags);
                 t
             }
             Some(n) if rest.len() == 1 && self.is_narrow(n)? => self.src(n, Ty::U32)?,

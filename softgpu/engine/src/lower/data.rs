@@ -29,7 +29,7 @@ impl<'a> Lower<'a, '_> {
                 let (c, negated) = self.pred(p)?;
                 let d = self.dst(d, ty)?;
                 let wide = if ty.bytes() == 8 { flag::WIDE_D } else { 0 };
-                self.alu(plain(alu::select), ty, d, [a, b, c], wide | if negated { flag::NOT_C } else { 0 });
+                self.alu(alu::selection(), ty, d, [a, b, c], wide | if negated { flag::NOT_C } else { 0 });
             }
             "slct" => {
                 let (ty, sty) = self.two_types(m)?;

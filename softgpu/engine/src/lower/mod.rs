@@ -241,7 +241,7 @@ impl<'a, 's> Lower<'a, 's> {
 
     fn logic(&mut self, sub: u8, d: u32, a: (u32, bool), b: (u32, bool)) {
         let mut inst = self.inst(Op::Alu, Ty::Pred);
-        inst.handler = plain(alu::predicate);
+        inst.handler = alu::predicate_logic();
         (inst.d, inst.a, inst.b, inst.sub) = (d, a.0, b.0, sub);
         inst.flags |= if a.1 { flag::CLAMP } else { 0 } | if b.1 { flag::NOT_C } else { 0 };
         self.emit(inst);

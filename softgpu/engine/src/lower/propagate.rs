@@ -91,7 +91,8 @@ pub(super) fn constants(code: &mut LoweredCode) -> Vec<u32> {
                     slots.chain(values).for_each(swap);
                 }
             }
-            Op::Nop
+            Op::Run
+            | Op::Nop
             | Op::Bra
             | Op::Call
             | Op::Ret

@@ -1,7 +1,9 @@
 //! A device for the tests: buffers of the test process are its memory.
 
+#![expect(unsafe_code, reason = "buffers of atomics are read by their address")]
+
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -113,9 +115,13 @@ impl Runtime for Host {
     }
 }
 
-/// A loaded module with its globals in memory.
+/// A loaded module with its globals in memory. Each launch runs twice, interpreted and as machine code, with equal results.
 pub(crate) struct Rig {
     pub(crate) linked: Linked,
+    /// The same module, interpreted.
+    pub(crate) interpreted: Linked,
+    /// True if the machine code runs alone: the order of threads decides the results, or a launch changes more than the snapshot has.
+    pub(crate) alone: bool,
     pub(crate) globals: Vec<Buffer>,
     pub(crate) table: Table,
     pub(crate) images: Box<dyn Images>,
@@ -126,6 +132,9 @@ pub(crate) struct Rig {
     pub(crate) deadline: Option<Instant>,
     pub(crate) pool: Pool,
 }
+
+/// The bytes of each range, the text and the reports of the host, its heap and what was freed.
+type RigSnapshot = (Vec<Vec<u8>>, [Vec<u8>; 2], [Vec<u64>; 2]);
 
 /// The shape of a launch.
 pub(crate) struct Shape {
@@ -166,8 +175,12 @@ impl Rig {
         let target = ptx.split(".target sm_").nth(1).and_then(|rest| rest.split_whitespace().next());
         let target = target.map(|name| name.trim_end_matches(','));
         let own = target.and_then(|name| name.strip_suffix('a')).and_then(|digits| digits.parse().ok());
-        let module =
-            Module::load(ptx.as_bytes(), own.unwrap_or(120)).unwrap_or_else(|e| panic!("does not load: {e}"));
+        let load = || {
+            Module::load(ptx.as_bytes(), own.unwrap_or(120)).unwrap_or_else(|e| panic!("does not load: {e}"))
+        };
+        let (module, interpreted) = (load(), load());
+        module.translate();
+        interpreted.interpret();
         for kernel in module.kernels() {
             assert!(kernel.refusal.is_none(), "{}: {:?}", kernel.name, kernel.refusal);
         }
@@ -183,9 +196,11 @@ impl Rig {
         }
         let mut table = Table::default();
         table.ranges.extend(globals.iter().map(|g| (g.range(), true)));
-        let addresses = globals.iter().map(Buffer::addr).collect();
+        let addresses: Vec<u64> = globals.iter().map(Buffer::addr).collect();
         Rig {
-            linked: Arc::new(module).link(addresses),
+            linked: Arc::new(module).link(addresses.clone()),
+            interpreted: Arc::new(interpreted).link(addresses),
+            alone: false,
             globals,
             table,
             images: Box::new(NoImages),
@@ -209,10 +224,69 @@ impl Rig {
         self
     }
 
+    /// The contents of the memory and of the host.
+    fn snapshot(&self) -> RigSnapshot {
+        let bytes = |r: &Range<u64>| {
+            let read = |address| {
+                let p = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(address).unwrap());
+                // SAFETY: the range is a buffer of atomics, and no launch runs.
+                unsafe { AtomicU8::from_ptr(p) }.load(Ordering::SeqCst)
+            };
+            r.clone().map(read).collect()
+        };
+        let list = |m: &Mutex<Vec<u8>>| m.lock().unwrap().clone();
+        let words = |m: &Mutex<Vec<u64>>| m.lock().unwrap().clone();
+        (
+            self.table.ranges.iter().map(|(r, _)| bytes(r)).collect(),
+            [list(&self.host.text), list(&self.host.reports)],
+            [words(&self.host.heap), words(&self.host.freed)],
+        )
+    }
+
+    fn restore(&self, (memory, [text, reports], [heap, freed]): RigSnapshot) {
+        for ((range, _), bytes) in self.table.ranges.iter().zip(memory) {
+            for (address, byte) in range.clone().zip(bytes) {
+                let p = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(address).unwrap());
+                // SAFETY: as above.
+                unsafe { AtomicU8::from_ptr(p) }.store(byte, Ordering::SeqCst);
+            }
+        }
+        *self.host.text.lock().unwrap() = text;
+        *self.host.reports.lock().unwrap() = reports;
+        *self.host.heap.lock().unwrap() = heap;
+        *self.host.freed.lock().unwrap() = freed;
+    }
+
     pub(crate) fn launch(&self, kernel: &str, shape: Shape, params: Params) -> Result<(), Fault> {
-        let index = self.linked.module().kernels().iter().position(|k| k.name == kernel).expect("kernel");
+        if self.alone {
+            return self.launch_on(&self.linked, kernel, &shape, &params);
+        }
+        let before = self.snapshot();
+        let expected = self.launch_on(&self.interpreted, kernel, &shape, &params);
+        let interpreted = self.snapshot();
+        self.restore(before);
+        let result = self.launch_on(&self.linked, kernel, &shape, &params);
+        assert_eq!(result, expected, "{kernel}: machine code ends like the interpreter");
+        let machine = self.snapshot();
+        for (range, (machine, interpreted)) in machine.0.iter().zip(&interpreted.0).enumerate() {
+            let differs = machine.iter().zip(interpreted).position(|(a, b)| a != b);
+            if let Some(at) = differs {
+                let word = at / 8 * 8..(at / 8 * 8 + 8).min(machine.len());
+                let [machine, interpreted] = [machine, interpreted].map(|bytes| &bytes[word.clone()]);
+                panic!(
+                    "{kernel}: range {range} differs at {}: {machine:x?} and {interpreted:x?}",
+                    word.start
+                );
+            }
+        }
+        assert!(machine == interpreted, "{kernel}: machine code and interpreter differ in their effects");
+        result
+    }
+
+    fn launch_on(&self, linked: &Linked, kernel: &str, shape: &Shape, params: &Params) -> Result<(), Fault> {
+        let index = linked.module().kernels().iter().position(|k| k.name == kernel).expect("kernel");
         self.pool.run(&Launch {
-            module: &self.linked,
+            module: linked,
             kernel: index,
             grid: shape.grid,
             block: shape.block,

@@ -181,6 +181,7 @@ pub(crate) fn run(
 ) -> Result<Vec<[u32; 4]>, Fault> {
     let mut rig = Rig::new(&kernel(instructions));
     rig.references = vec![handle; rig.linked.module().references().len()];
+    rig.alone = !handles.surfaces.is_empty();
     rig.images = Box::new(handles);
     let threads = inputs.len().next_multiple_of(32).max(32);
     let words: Vec<u32> = inputs.iter().flatten().copied().collect();

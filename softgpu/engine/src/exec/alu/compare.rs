@@ -3,7 +3,7 @@
 use crate::exec::dispatch::{cmp, plain};
 use crate::exec::lanes::{OpCmp, each};
 use crate::exec::num::{self, flush_if, sext, zext};
-use crate::ir::{Handler, Inst, flag};
+use crate::ir::{Handler, Inst, Lanewise, flag};
 use crate::ptx::Ty;
 use crate::regs::Frame;
 
@@ -11,6 +11,7 @@ macro_rules! cmps { ($($name:ident: $a:ty, |$x:ident, $y:ident| $body:expr;)*) =
     struct $name;
     impl OpCmp for $name {
         type A = $a;
+        const OPERATION: Lanewise = Lanewise::$name;
         #[inline(always)]
         fn f(_: &Inst, $x: $a, $y: $a) -> bool { $body }
     }

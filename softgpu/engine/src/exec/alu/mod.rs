@@ -24,13 +24,11 @@ pub(crate) mod video;
 
 pub(crate) use bits::{bit_insert, permute};
 pub(crate) use compare::{Cmp, compare, compare_packed};
-pub(crate) use predicates::{
-    carry_add, carry_mad, isspacep, logic, predicate, select, set_from, set_packed, slct, testp,
-};
+pub(crate) use predicates::{carry_add, carry_mad, isspacep, logic, set_from, set_packed, slct, testp};
 pub(crate) use small::Small;
 
 use super::dispatch::{any, op1, op2, op3};
-use crate::ir::{Handler, Inst, Round, flag};
+use crate::ir::{Handler, Inst, Lanewise, Round, flag};
 use crate::ptx::Ty;
 use bits::*;
 use typed::*;
@@ -350,6 +348,16 @@ pub(crate) fn conversion(
         (F32, F32) if flags & (flag::INTEGRAL | flag::RELU) == 0 && flags & flag::SAT != 0 => op1::<SatF32>(),
         _ => any::<AnyCvt>(),
     }
+}
+
+/// Selects one of two values by a predicate.
+pub(crate) fn selection() -> Handler {
+    Handler::named(predicates::select, Lanewise::Select)
+}
+
+/// Logical operations on predicates.
+pub(crate) fn predicate_logic() -> Handler {
+    Handler::named(predicates::predicate, Lanewise::Predicate)
 }
 
 /// Moves 32 or 64 bits.

@@ -2,13 +2,14 @@
 
 use crate::exec::lanes::{Op1, Op2, Op3};
 use crate::exec::num::{self, canon, flush, flush_if};
-use crate::ir::{Inst, flag};
+use crate::ir::{Inst, Lanewise, flag};
 
 macro_rules! ops1 { ($($name:ident: $a:ty => $d:ty, $costly:expr, |$i:ident, $x:ident| $body:expr;)*) => {$(
     pub(super) struct $name;
     impl Op1 for $name {
         type A = $a; type D = $d;
         const COSTLY: bool = $costly;
+        const OPERATION: Lanewise = Lanewise::$name;
         #[inline(always)]
         #[allow(unused_variables, reason = "most operations need no modifiers")]
         fn f($i: &Inst, $x: $a) -> $d { $body }
@@ -19,6 +20,7 @@ macro_rules! ops2 { ($($name:ident: $a:ty, $b:ty => $d:ty, $costly:expr, |$i:ide
     impl Op2 for $name {
         type A = $a; type B = $b; type D = $d;
         const COSTLY: bool = $costly;
+        const OPERATION: Lanewise = Lanewise::$name;
         #[inline(always)]
         #[allow(unused_variables, reason = "most operations need no modifiers")]
         fn f($i: &Inst, $x: $a, $y: $b) -> $d { $body }
@@ -29,6 +31,7 @@ macro_rules! ops3 { ($($name:ident: $a:ty, $b:ty, $c:ty => $d:ty, $costly:expr, 
     impl Op3 for $name {
         type A = $a; type B = $b; type C = $c; type D = $d;
         const COSTLY: bool = $costly;
+        const OPERATION: Lanewise = Lanewise::$name;
         #[inline(always)]
         #[allow(unused_variables, reason = "most operations need no modifiers")]
         fn f($i: &Inst, $x: $a, $y: $b, $z: $c) -> $d { $body }
@@ -84,8 +87,8 @@ ops1! {
     RintF32: f32 => f32, false, |i, a| canon(a.round_ties_even());
     CeilF32: f32 => f32, false, |i, a| canon(a.ceil());
     SatF32: f32 => f32, false, |i, a| num::saturate(flush_if(a, i.has(flag::FTZ)));
-    Ex2: f32 => f32, true, |i, a| num::ex2(a, i.has(flag::FTZ));
-    Lg2: f32 => f32, true, |i, a| num::lg2(a, i.has(flag::FTZ));
+    Ex2: f32 => f32, false, |i, a| num::ex2(a, i.has(flag::FTZ));
+    Lg2: f32 => f32, false, |i, a| num::lg2(a, i.has(flag::FTZ));
     Sin: f32 => f32, true, |i, a| num::sin(a, i.has(flag::FTZ));
     Cos: f32 => f32, true, |i, a| num::cos(a, i.has(flag::FTZ));
     Tanh: f32 => f32, true, |i, a| num::tanh(a);

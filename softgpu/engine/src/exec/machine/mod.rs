@@ -1,0 +1,60 @@
+//! Machine code for runs of lane-wise instructions, made while a kernel runs.
+//!
+//! The interpreter executes one instruction at a time for 32 lanes, and each instruction reads and writes its slots in memory. A run is a
+//! sequence of such instructions, perhaps with the branch that repeats it, as one function in machine code: values stay in vector
+//! registers, and only what other code may read is stored. A function of a kernel gets its runs when the interpreter has entered it often.
+//!
+//! The interpreter is the fallback, and the definition: machine code gives the same bits. It is used where the processor lacks AVX2, where
+//! the system refuses executable memory, and where `SLUICE_SOFTGPU_JIT` is 0. It is that in Sluice's workers, whose filter of system calls
+//! allows no new code.
+
+mod emit;
+mod encode;
+mod form;
+mod plan;
+
+use std::sync::OnceLock;
+
+use crate::code_pages::CodePages;
+use crate::exec::dispatch;
+use crate::ir::{LoweredCode, Op, RunEntry, Translation};
+use crate::regs::NONE;
+use encode::CodeBuffer;
+
+/// Bytes of machine code of a function.
+const MAX_BYTES: usize = 1 << 20;
+
+fn enabled() -> bool {
+    static ENABLED: OnceLock<bool> = OnceLock::new();
+    *ENABLED.get_or_init(|| {
+        cfg!(all(target_arch = "x86_64", not(miri)))
+            && dispatch::fast()
+            && std::env::var_os("SLUICE_SOFTGPU_JIT").is_none_or(|value| value != "0")
+    })
+}
+
+/// Translates the runs of a function. `None` if there are none, or the system refuses executable memory.
+pub(crate) fn translate(code: &LoweredCode) -> Option<Translation> {
+    if !enabled() {
+        return None;
+    }
+    let mut insts = code.insts.clone();
+    let (mut bytes, mut entries) = (Vec::new(), Vec::new());
+    for run in plan::runs(code) {
+        let mut function = CodeBuffer::default();
+        if !emit::emit(&mut function, &run) || bytes.len() + function.len() > MAX_BYTES {
+            continue;
+        }
+        let Some(function) = function.finish() else { continue };
+        let end = run.start + run.insts.len() + usize::from(run.repeat.is_some());
+        let first = &mut insts[run.start];
+        (first.op, first.guard, first.imm) = (Op::Run, NONE, i64::try_from(entries.len()).ok()?);
+        entries.push(RunEntry { offset: bytes.len(), end: u32::try_from(end).ok()? });
+        bytes.extend_from_slice(&function);
+        bytes.resize(bytes.len().next_multiple_of(32), 0xcc);
+    }
+    if entries.is_empty() {
+        return None;
+    }
+    Some(Translation { insts, runs: entries, pages: CodePages::new(&bytes)? })
+}
