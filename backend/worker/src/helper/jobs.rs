@@ -135,7 +135,7 @@ pub(crate) enum ModuleJob {
     /// A call of the guest. The context is that of the call's object, or else the caller's; with it comes the caller's device.
     Call { to: ReplyTo, caller: Option<(ContextRef, i32)>, call: ModuleCall<'static> },
     /// Makes, changes or destroys an executable graph.
-    Graph(GraphJob),
+    Graph(Box<GraphJob>),
     /// Passes the end of a context on to the memory helper, after all calls about its modules.
     ContextDestroy { to: ReplyTo, context: GuestContext, allocations: Vec<u64> },
     /// Passes the detaching of an arena on to the memory helper, after every image in the arena is copied.

@@ -147,7 +147,7 @@ impl ModuleHelper {
                         }
                     }
                 }
-                ModuleJob::Graph(job) => self.graph(job),
+                ModuleJob::Graph(job) => self.graph(*job),
                 ModuleJob::ContextDestroy { to, context, allocations } => {
                     self.end_graphs_of(context.context);
                     self.end_greens_of(context.context);
