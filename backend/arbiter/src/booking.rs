@@ -245,11 +245,11 @@ mod tests {
     /// chunk of 512 MiB was lent.
     fn found(made: i64, probe: u64) -> ProbeStep {
         let made = Some((CHUNKS + SIZES.context).saturating_add_signed(made * MIB.cast_signed()));
-        let mut probe = new_probe();
-        _ = probe.takes(7, false);
-        assert_eq!(probe.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
-        _ = probe.takes(8, false);
-        probe.evaluate(reading(made, Some(Some((510 + probe) * MIB))))
+        let mut prober = new_probe();
+        _ = prober.takes(7, false);
+        assert_eq!(prober.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
+        _ = prober.takes(8, false);
+        prober.evaluate(reading(made, Some(Some((510 + probe) * MIB))))
     }
 
     #[test]
@@ -266,29 +266,29 @@ mod tests {
     #[test]
     fn sample_that_began_before_the_take_is_ignored() {
         let made = Some(CHUNKS + SIZES.context);
-        let mut probe = new_probe();
+        let mut prober = new_probe();
         assert_eq!(
-            probe.evaluate(reading(made, Some(Some(510 * MIB)))),
+            prober.evaluate(reading(made, Some(Some(510 * MIB)))),
             ProbeStep::Wait,
             "it has not asked yet"
         );
-        _ = probe.takes(7, true);
-        assert_eq!(probe.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
-        assert_eq!(probe.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
-        _ = probe.takes(8, true);
-        assert_eq!(probe.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
-        assert_eq!(probe.evaluate(reading(made, Some(Some(1022 * MIB)))), ProbeStep::Found(Booking::Both));
+        _ = prober.takes(7, true);
+        assert_eq!(prober.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
+        assert_eq!(prober.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
+        _ = prober.takes(8, true);
+        assert_eq!(prober.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
+        assert_eq!(prober.evaluate(reading(made, Some(Some(1022 * MIB)))), ProbeStep::Found(Booking::Both));
     }
 
     #[test]
     fn figures_that_are_absent_or_unclear_are_not_used() {
         let made = Some(CHUNKS + SIZES.context);
         for probe in [None, Some(0), Some(100 * MIB)] {
-            let mut probe = new_probe();
-            _ = probe.takes(7, false);
-            assert_eq!(probe.evaluate(reading(made, None)), ProbeStep::Wait, "it is not listed yet");
+            let mut prober = new_probe();
+            _ = prober.takes(7, false);
+            assert_eq!(prober.evaluate(reading(made, None)), ProbeStep::Wait, "it is not listed yet");
             let looks: Vec<ProbeStep> =
-                (0..LOOKS).map(|_| probe.evaluate(reading(made, Some(probe)))).collect();
+                (0..LOOKS).map(|_| prober.evaluate(reading(made, Some(probe)))).collect();
             assert_eq!(looks.last(), Some(&ProbeStep::Found(Booking::Nowhere)), "{probe:?}");
             assert!(looks.iter().rev().skip(1).all(|next| *next == ProbeStep::Wait));
         }
@@ -297,12 +297,12 @@ mod tests {
 
     #[test]
     fn probe_that_does_not_book_gets_its_chunk_at_once() {
-        let mut probe = BookingProbe::new((WorkerId(1), 9), VmKey { vm: NO_VM, epoch: 1 }, SIZES, false, 0);
-        assert_eq!(probe.takes(7, true), ProbeStep::Lend(7, UNIT));
+        let mut prober = BookingProbe::new((WorkerId(1), 9), VmKey { vm: NO_VM, epoch: 1 }, SIZES, false, 0);
+        assert_eq!(prober.takes(7, true), ProbeStep::Lend(7, UNIT));
         let all = reading(Some(CHUNKS + SIZES.context), Some(Some(510 * MIB)));
-        assert_eq!(probe.evaluate(all), ProbeStep::Wait, "a look shows nothing");
-        assert_eq!(probe.takes(8, false), ProbeStep::Used);
-        assert_eq!(probe.takes(9, false), ProbeStep::Wait);
+        assert_eq!(prober.evaluate(all), ProbeStep::Wait, "a look shows nothing");
+        assert_eq!(prober.takes(8, false), ProbeStep::Used);
+        assert_eq!(prober.takes(9, false), ProbeStep::Wait);
     }
 
     #[test]

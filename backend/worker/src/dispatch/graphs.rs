@@ -63,14 +63,8 @@ impl Dispatcher {
         self.plain.GraphExecutable.reserve(id)?;
         let (to, flags) = (reply_to(header), args.flags);
         let caller = caller.or_else(|| plan.uses.contexts.first().copied());
-        self.shared.helper.module(ModuleJob::Graph(Box::new(GraphJob::Make {
-            to,
-            id,
-            serial,
-            flags,
-            plan,
-            caller,
-        })));
+        let job = GraphJob::Make { to, id, serial, flags, plan, caller };
+        self.shared.helper.module(ModuleJob::Graph(Box::new(job)));
         Ok(None)
     }
 
@@ -104,8 +98,7 @@ impl Dispatcher {
         let work = self.resolved(&change.work, body_of, &mut uses).map_err(|refused| refused.code)?;
         let serial = self.graphs.change(args.graph, &path, bytes, uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
-        let job = GraphJob::SetWork { to, id, serial, path, enabled, work, uses };
-        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(Box::new(job)))));
+        self.ordered_graph(GraphJob::SetWork { to, id, serial, path, enabled, work, uses });
         Ok(None)
     }
 
@@ -149,8 +142,7 @@ impl Dispatcher {
         }
         let serial = self.graphs.update(args.graph, bytes, plan.uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
-        let job = GraphJob::Update { to, id, serial, plan, changes };
-        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(Box::new(job)))));
+        self.ordered_graph(GraphJob::Update { to, id, serial, plan, changes });
         Ok(None)
     }
 
@@ -196,11 +188,14 @@ impl Dispatcher {
         if self.plain.GraphExecutable.remove(args.graph).is_some()
             && let Some(serial) = self.graphs.remove(args.graph)
         {
-            self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(Box::new(GraphJob::Destroy {
-                serial,
-            })))));
+            self.ordered_graph(GraphJob::Destroy { serial });
         }
         Ok(Some(wire::graph_destroy::Reply {}))
+    }
+
+    /// Gives the module helper a job, behind all work that was posted before.
+    fn ordered_graph(&mut self, job: GraphJob) {
+        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(Box::new(job)))));
     }
 
     /// Copies arena memory, once. Its length was compared with a limit when it was decoded.
