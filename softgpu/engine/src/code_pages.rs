@@ -45,7 +45,7 @@ pub(crate) struct RunCall {
     /// The lanes that the budget stopped before their next iteration.
     pub(crate) running: u32,
     pub(crate) budget: i32,
-    /// What is left of the budget.
+    /// The rest of the budget.
     pub(crate) left: i32,
     /// Shared memory of the block, and its length.
     pub(crate) shared: *mut u8,

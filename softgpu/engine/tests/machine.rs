@@ -96,7 +96,7 @@ fn spell(step: &GeneratedStep) -> String {
         previous = c;
     }
     out += ";\n";
-    // Which of two NaNs an f64 operation passes on is not defined.
+    // It is not defined which of two NaNs an f64 operation passes on.
     let arithmetic = ["add.", "sub.", "mul.", "div.", "fma."].iter().any(|name| opcode.starts_with(name));
     if arithmetic && opcode.ends_with("f64") {
         let d = usize::from(step.registers[0]) % DOUBLES;

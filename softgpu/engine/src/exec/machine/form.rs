@@ -14,7 +14,7 @@ pub(super) enum Width {
     Mask,
 }
 
-/// How an instruction treats the bits of NaNs. f32 arithmetic makes a NaN the canonical one; that costs two more instructions,
+/// The treatment of the bits of NaNs by an instruction. f32 arithmetic makes a NaN the canonical one; that costs two more instructions,
 /// which can wait until a bit of the result is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nans {

@@ -98,7 +98,7 @@ fn admit(bases: &mut Vec<(u32, i64)>, i: &Inst) -> bool {
     room
 }
 
-/// How often the function names each slot. Numbers that are no slots may be among them.
+/// The number of times that the function names each slot. Numbers that are no slots may be among them.
 fn references(code: &LoweredCode) -> HashMap<u32, u32> {
     let mut count = HashMap::new();
     let mut add = |slot: u32| *count.entry(slot).or_insert(0) += 1;

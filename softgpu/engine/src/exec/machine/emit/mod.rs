@@ -30,7 +30,7 @@ struct Key {
     part: u8,
 }
 
-/// Where the value of a key is.
+/// The place of the value of a key.
 #[derive(Clone, Copy, Default)]
 struct VectorPlace {
     register: Option<u8>,

@@ -146,7 +146,7 @@ impl Emitter<'_, '_> {
         let offset = self.all_doubles(u64::from((1u32 << 31).wrapping_sub(num::ROOT_HALF.cast_unsigned())));
         let k = self.shifted(x::SHIFTQ, shift::RIGHT, value, 32);
         self.code.vex(x::PADDD, k, k, offset, None);
-        self.code.vex(x::SHIFTD, shift::RIGHT, k, Rm::Reg(k), Some(20));
+        self.code.vex(x::SHIFT_WORDS, shift::RIGHT, k, Rm::Reg(k), Some(20));
         let m = self.shifted(x::SHIFTQ, shift::LEFT, k, 52);
         self.code.vex(x::PSUBQ, m, value, Rm::Reg(m), None);
         let sign = self.all_doubles(1 << 63);
