@@ -24,8 +24,8 @@ vex! {
     CVTDQ2PD: 2 1 false 0xe6;
     PADDD: 1 1 false 0xfe; PADDQ: 1 1 false 0xd4; PSUBD: 1 1 false 0xfa; PSUBQ: 1 1 false 0xfb; PAND: 1 1 false 0xdb;
     PANDN: 1 1 false 0xdf; POR: 1 1 false 0xeb; PXOR: 1 1 false 0xef; PCMPEQD: 1 1 false 0x76; PCMPGTD: 1 1 false 0x66;
-    PMULUDQ: 1 1 false 0xf4; SHIFT_WORDS: 1 1 false 0x72;
-    SHIFTQ: 1 1 false 0x73; MOVD: 1 1 false 0x6e;
+    PMULUDQ: 1 1 false 0xf4; SHIFT_32: 1 1 false 0x72;
+    SHIFT_64: 1 1 false 0x73; MOVD: 1 1 false 0x6e;
     PCMPEQQ: 1 2 false 0x29; PCMPGTQ: 1 2 false 0x37; PMULLD: 1 2 false 0x40; PMULDQ: 1 2 false 0x28; PMINSD: 1 2 false 0x39;
     PMINUD: 1 2 false 0x3b; PMAXSD: 1 2 false 0x3d; PMAXUD: 1 2 false 0x3f; PABSD: 1 2 false 0x1e; PSRLVD: 1 2 false 0x45;
     PSRLVQ: 1 2 true 0x45; PSRAVD: 1 2 false 0x46; PSLLVD: 1 2 false 0x47; PSLLVQ: 1 2 true 0x47; PMOVSXDQ: 1 2 false 0x25;

@@ -62,7 +62,7 @@ impl Emitter<'_, '_> {
         let t = self.step(x::PAND, a, exponent);
         let zero = self.all(0);
         self.code.vex(x::PCMPEQD, t, t, zero, None);
-        self.code.vex(x::SHIFT_WORDS, shift::RIGHT, t, Rm::Reg(t), Some(1));
+        self.code.vex(x::SHIFT_32, shift::RIGHT, t, Rm::Reg(t), Some(1));
         self.code.vex(x::PANDN, t, t, Rm::Reg(a), None);
         t
     }
@@ -135,8 +135,8 @@ impl Emitter<'_, '_> {
             }
             L::Sext16 => {
                 let a = self.source(0, part);
-                let t = self.shifted(x::SHIFT_WORDS, shift::LEFT, a, 16);
-                let t = self.shifted(x::SHIFT_WORDS, shift::ARITHMETIC, t, 16);
+                let t = self.shifted(x::SHIFT_32, shift::LEFT, a, 16);
+                let t = self.shifted(x::SHIFT_32, shift::ARITHMETIC, t, 16);
                 self.define(part, t);
             }
             L::F32FromS32 => self.unary(part, x::CVTDQ2PS, None),
@@ -146,7 +146,7 @@ impl Emitter<'_, '_> {
                 let low = self.all(0xffff);
                 let low = self.step(x::PAND, a, low);
                 self.code.vex(x::CVTDQ2PS, low, 0, Rm::Reg(low), None);
-                let high = self.shifted(x::SHIFT_WORDS, shift::RIGHT, a, 16);
+                let high = self.shifted(x::SHIFT_32, shift::RIGHT, a, 16);
                 self.code.vex(x::CVTDQ2PS, high, 0, Rm::Reg(high), None);
                 let scale = self.all(65536f32.to_bits());
                 self.code.vex(x::MULPS, high, high, scale, None);
@@ -305,7 +305,7 @@ impl Emitter<'_, '_> {
                     self.next_half(&[a, b]);
                     let low = self.extend(x::PMOVZXDQ, a, half);
                     let high = self.extend(x::PMOVZXDQ, b, half);
-                    self.code.vex(x::SHIFTQ, shift::LEFT, high, Rm::Reg(high), Some(32));
+                    self.code.vex(x::SHIFT_64, shift::LEFT, high, Rm::Reg(high), Some(32));
                     self.last(2 * part + half, x::POR, low, Rm::Reg(high), None);
                 }
             }
@@ -313,7 +313,7 @@ impl Emitter<'_, '_> {
                 let (a, b) = (self.source(0, part), self.source(1, part));
                 let low = self.all(0xffff);
                 let low = self.step(x::PAND, a, low);
-                let high = self.shifted(x::SHIFT_WORDS, shift::LEFT, b, 16);
+                let high = self.shifted(x::SHIFT_32, shift::LEFT, b, 16);
                 self.last(part, x::POR, low, Rm::Reg(high), None);
             }
             L::CopySign32 | L::CopySign64 => {

@@ -133,7 +133,7 @@ impl Emitter<'_, '_> {
         let p = self.polynomial(&num::EXP2, f);
         let bias = self.all_doubles(num::EXP2_BIAS.to_bits());
         self.code.vex(x::ADDPD, whole, whole, bias, None);
-        self.code.vex(x::SHIFTQ, shift::LEFT, whole, Rm::Reg(whole), Some(52));
+        self.code.vex(x::SHIFT_64, shift::LEFT, whole, Rm::Reg(whole), Some(52));
         self.code.vex(x::MULPD, p, p, Rm::Reg(whole), None);
         self.code.vex(x::CMPPD, f, value, Rm::Reg(value), Some(3));
         self.blend(p, p, value, f);
@@ -144,10 +144,10 @@ impl Emitter<'_, '_> {
     pub(super) fn log2(&mut self, value: u8) -> u8 {
         // k + 2048, so that it is never negative: the sum of the high word and this constant, shifted.
         let offset = self.all_doubles(u64::from((1u32 << 31).wrapping_sub(num::ROOT_HALF.cast_unsigned())));
-        let k = self.shifted(x::SHIFTQ, shift::RIGHT, value, 32);
+        let k = self.shifted(x::SHIFT_64, shift::RIGHT, value, 32);
         self.code.vex(x::PADDD, k, k, offset, None);
-        self.code.vex(x::SHIFT_WORDS, shift::RIGHT, k, Rm::Reg(k), Some(20));
-        let m = self.shifted(x::SHIFTQ, shift::LEFT, k, 52);
+        self.code.vex(x::SHIFT_32, shift::RIGHT, k, Rm::Reg(k), Some(20));
+        let m = self.shifted(x::SHIFT_64, shift::LEFT, k, 52);
         self.code.vex(x::PSUBQ, m, value, Rm::Reg(m), None);
         let sign = self.all_doubles(1 << 63);
         self.code.vex(x::PXOR, m, m, sign, None);
@@ -205,21 +205,21 @@ impl Emitter<'_, '_> {
     pub(super) fn high_product(&mut self, part: u8, op: Vex) {
         let (a, b) = (self.source(0, part), self.source(1, part));
         let even = self.step(op, a, Rm::Reg(b));
-        let odd_a = self.shifted(x::SHIFTQ, shift::RIGHT, a, 32);
-        let odd_b = self.shifted(x::SHIFTQ, shift::RIGHT, b, 32);
+        let odd_a = self.shifted(x::SHIFT_64, shift::RIGHT, a, 32);
+        let odd_b = self.shifted(x::SHIFT_64, shift::RIGHT, b, 32);
         self.code.vex(op, odd_a, odd_a, Rm::Reg(odd_b), None);
-        self.code.vex(x::SHIFTQ, shift::RIGHT, even, Rm::Reg(even), Some(32));
+        self.code.vex(x::SHIFT_64, shift::RIGHT, even, Rm::Reg(even), Some(32));
         self.last(part, x::PBLENDD, even, Rm::Reg(odd_a), Some(0xaa));
     }
 
     /// The low 64 bits of products of 64-bit lanes.
     pub(super) fn product(&mut self, a: u8, b: u8) -> u8 {
-        let t = self.shifted(x::SHIFTQ, shift::RIGHT, a, 32);
+        let t = self.shifted(x::SHIFT_64, shift::RIGHT, a, 32);
         self.code.vex(x::PMULUDQ, t, t, Rm::Reg(b), None);
-        let u = self.shifted(x::SHIFTQ, shift::RIGHT, b, 32);
+        let u = self.shifted(x::SHIFT_64, shift::RIGHT, b, 32);
         self.code.vex(x::PMULUDQ, u, u, Rm::Reg(a), None);
         self.code.vex(x::PADDQ, t, t, Rm::Reg(u), None);
-        self.code.vex(x::SHIFTQ, shift::LEFT, t, Rm::Reg(t), Some(32));
+        self.code.vex(x::SHIFT_64, shift::LEFT, t, Rm::Reg(t), Some(32));
         self.code.vex(x::PMULUDQ, u, a, Rm::Reg(b), None);
         self.code.vex(x::PADDQ, t, t, Rm::Reg(u), None);
         t
