@@ -283,7 +283,8 @@ macro_rules! for_each_wire_call {
                 /// Ends a link, and frees its result.
                 0x0214 sync link_destroy(link: Take<Link>) -> ();
 
-                /// Makes a descriptor of resources of a device (see `resources`), which stays. The same description gives the same one.
+                /// Makes a descriptor of resources of a device (see `resources`), which stays, but with the queues of a context only
+                /// until that context ends. The same resources give the same one.
                 0x0443 sync resource_descriptor<'a>(device: Ordinal, resources: ResourceBytes<'a>) -> (descriptor: u32);
                 /// Makes a green context of a primary context, of the device of the descriptor.
                 0x0444 sync green_create(primary: Id<Context>, descriptor: u32, green: Mint<GreenContext>) -> ();

@@ -1,9 +1,9 @@
 //! Resources for green contexts as they cross: a path that leads to multiprocessors, never the bytes of a driver.
 //!
-//! A program passes resources by value, so it can forge one, and a driver trusts its own bytes in them. A path says instead how the
-//! program got the multiprocessors: from a device or a green context, by splits, each with the group to go on with. The worker walks the
-//! path on its driver whenever it is used; so a path is valid in another worker, too, and the worst path gives a part of the
-//! session's own device.
+//! A program passes resources by value, so it can forge one, and a driver does not check the bytes that it wrote into them. A path
+//! says instead how the program got the multiprocessors: from a device or a green context, by splits, each with the group to go on
+//! with. The worker walks the path on its driver whenever it is used; so a path is valid in another worker, too, and the worst path
+//! gives a part of the session's own device.
 
 use crate::{
     field::{Bytes, Field, FieldError, Ordinal, Reader, Writer},
@@ -85,12 +85,12 @@ pub enum QueueChoice {
     Any,
     /// New ones.
     Config {
-        /// Expected number of workloads at a time.
+        /// Expected number of workloads at a time: from 1 to the number of the device.
         limit: u32,
         /// `CUdevWorkqueueConfigScope`.
         scope: u32,
     },
-    /// Those of an existing context: of the primary one, or of a green context.
+    /// Those of an existing context: of the primary one of a device, or of a green context.
     Of(Origin),
 }
 

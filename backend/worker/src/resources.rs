@@ -3,9 +3,10 @@
 //! The dispatcher answers queries and splits with it, and the module helper makes green contexts. No byte of the guest gets into a
 //! resource: each comes from the driver, in the same process.
 
-use sluice_cuda_abi::resources::{DevResource, GroupParameters, kind};
+use crate::session::objects::ContextRef;
+use sluice_cuda_abi::resources::{DevResource, GroupParameters, LAST_SCOPE, kind};
 use sluice_driver::{Code, Driver, Handle, code};
-use sluice_protocol::resources::{Pick, QueueChoice, SmGroup, SmResults, SmSplit};
+use sluice_protocol::resources::{Pick, SmGroup, SmResults, SmSplit};
 
 /// The start of a path.
 #[derive(Clone, Copy, Debug)]
@@ -24,26 +25,35 @@ pub(crate) struct ResolvedResources {
     /// More groups of the last split.
     pub(crate) more: Vec<Pick>,
     pub(crate) queues: ResolvedQueues,
-    /// The bytes of the description, which name it.
-    pub(crate) name: Vec<u8>,
 }
 
 /// The work queues of a green context.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResolvedQueues {
     Any,
-    Config { limit: u32, scope: u32 },
-    Of(ResolvedOrigin),
+    Config {
+        limit: u32,
+        scope: u32,
+    },
+    /// Those of a primary context.
+    OfPrimary {
+        context: ContextRef,
+        device: i32,
+    },
+    /// Those of a green context, by its handle of the driver.
+    OfGreen(Handle),
 }
 
-impl ResolvedQueues {
-    pub(crate) fn new(queues: QueueChoice, of: Option<ResolvedOrigin>) -> ResolvedQueues {
-        match (queues, of) {
-            (QueueChoice::Config { limit, scope }, _) => ResolvedQueues::Config { limit, scope },
-            (QueueChoice::Of(_), Some(origin)) => ResolvedQueues::Of(origin),
-            _ => ResolvedQueues::Any,
-        }
+/// The driver's wish about queues, with these values if the device allows them.
+fn queue_config(driver: &Driver, device: i32, limit: u32, scope: u32) -> Result<DevResource, Code> {
+    let mut config = driver.device_resource(device, kind::WORKQUEUE_CONFIG)?;
+    let (_, most, _) = config.queues();
+    if limit == 0 || limit > most || scope > LAST_SCOPE {
+        return Err(code::INVALID_VALUE);
     }
+    config.value[1] = limit;
+    config.value[2] = scope;
+    Ok(config)
 }
 
 /// The results of the last split of a path, or its origin alone.
@@ -114,32 +124,19 @@ impl ResolvedResources {
         SmResults::new(&groups, remainder).ok_or(code::INVALID_RESOURCE_CONFIGURATION)
     }
 
-    /// The driver's resources. Work queues of a device are those of its context `context`.
-    pub(crate) fn all(
-        &self,
-        driver: &Driver,
-        context: Option<Handle>,
-        device: i32,
-    ) -> Result<Vec<DevResource>, Code> {
+    /// The driver's resources, for a green context of `device`.
+    pub(crate) fn all(&self, driver: &Driver, device: i32) -> Result<Vec<DevResource>, Code> {
         let found = self.find(driver)?;
         let first = self.splits.last().map_or(Pick::Group(0), |(_, pick)| *pick);
         let picks = core::iter::once(first).chain(self.more.iter().copied());
         let mut resources = picks.map(|pick| found.pick(pick)).collect::<Result<Vec<_>, _>>()?;
         resources.extend(match self.queues {
             ResolvedQueues::Any => None,
-            ResolvedQueues::Config { limit, scope } => {
-                let mut config = driver.device_resource(device, kind::WORKQUEUE_CONFIG)?;
-                config.value[1] = limit;
-                config.value[2] = scope;
-                Some(config)
+            ResolvedQueues::Config { limit, scope } => Some(queue_config(driver, device, limit, scope)?),
+            ResolvedQueues::OfPrimary { context, .. } => {
+                Some(driver.context_resource(context.handle, kind::WORKQUEUE)?)
             }
-            ResolvedQueues::Of(ResolvedOrigin::Device(_)) => {
-                let context = context.ok_or(code::INVALID_CONTEXT)?;
-                Some(driver.context_resource(context, kind::WORKQUEUE)?)
-            }
-            ResolvedQueues::Of(ResolvedOrigin::Green(green)) => {
-                Some(driver.green_resource(green, kind::WORKQUEUE)?)
-            }
+            ResolvedQueues::OfGreen(green) => Some(driver.green_resource(green, kind::WORKQUEUE)?),
         });
         Ok(resources)
     }

@@ -20,7 +20,7 @@
 //! Texture and surface references exist under any name that does not begin with `missing`, and have no effect.
 //!
 //! Variables exist under any name, too: `stack` is at a word of the host, `beyond` at the last byte of all addresses.
-//! A stream of priority -4 fails for lack of memory.
+//! A stream of priority -4 fails for lack of memory. The first destruction of a green context with 13 multiprocessors fails.
 //!
 //! A wait for a value of 4 bytes ends when the value is not 0, whatever the comparison.
 //!
@@ -888,6 +888,8 @@ export! {
 /// Multiprocessors of the device, and the least that a group has.
 const MULTIPROCESSORS: u32 = 16;
 const LEAST_GROUP: u32 = 4;
+/// Multiprocessors of a green context whose first destruction fails.
+const STAYS: u32 = 13;
 
 fn multiprocessors(count: u32) -> DevResource {
     let fields = SmFields { count, minimum: LEAST_GROUP, alignment: LEAST_GROUP, ..SmFields::default() };
@@ -895,7 +897,20 @@ fn multiprocessors(count: u32) -> DevResource {
 }
 
 /// A green context, or the descriptor of one.
-struct Green(u32, Life);
+struct Green {
+    multiprocessors: u32,
+    life: Life,
+    /// The life of the context whose queues it has, if it has those of one.
+    queues: Option<&'static Life>,
+    /// True if its next destruction fails.
+    stays: AtomicBool,
+}
+
+impl Green {
+    fn new(multiprocessors: u32, life: Life, queues: Option<&'static Life>) -> Green {
+        Green { multiprocessors, life, queues, stays: AtomicBool::new(multiprocessors == STAYS) }
+    }
+}
 
 fn green(handle: Handle) -> &'static Green {
     // SAFETY: a handle that a call of this block made; none is ever freed.
@@ -911,6 +926,22 @@ fn count_of(resources: *const DevResource, count: u32) -> u32 {
     (0..count as usize).map(read).sum()
 }
 
+/// The queues of a context.
+#[expect(clippy::cast_possible_truncation, reason = "halves of an address")]
+fn queues(of: &'static Life) -> DevResource {
+    let address = core::ptr::from_ref(of).expose_provenance() as u64;
+    DevResource::new(kind::WORKQUEUE, &[address as u32, (address >> 32) as u32], &[])
+}
+
+/// The life of the context whose queues are in an array of resources.
+fn queues_in(resources: *const DevResource, count: u32) -> Option<&'static Life> {
+    // SAFETY: the caller passes as many resources.
+    let mut all = (0..count as usize).map(|index| unsafe { resources.wrapping_add(index).read() });
+    let [low, high, ..] = all.find(|resource| resource.kind == kind::WORKQUEUE)?.private;
+    // SAFETY: a life of which `queues` made the resource; none is ever freed.
+    Some(unsafe { &*pointer::<Life>(u64::from(low) | u64::from(high) << 32) })
+}
+
 // Green contexts. Groups have any multiprocessors, and launches use all. They are never freed, as streams and events.
 export! {
     cuDeviceGetDevResource(_device: c_int, resource: *mut DevResource, kind: c_uint) {
@@ -920,10 +951,19 @@ export! {
             _ => INVALID_RESOURCE_TYPE,
         }
     }
-    cuGreenCtxGetDevResource(of: Handle, resource: *mut DevResource, _kind: c_uint) {
-        let Green(count, life) = green(of);
-        let _call = life.call("cuGreenCtxGetDevResource");
-        put(resource, multiprocessors(*count))
+    cuCtxGetDevResource(of: Handle, resource: *mut DevResource, kind: c_uint) {
+        let life = life::context(of);
+        let _call = life.call("cuCtxGetDevResource");
+        if kind == kind::WORKQUEUE { put(resource, queues(life)) } else { INVALID_RESOURCE_TYPE }
+    }
+    cuGreenCtxGetDevResource(of: Handle, resource: *mut DevResource, kind: c_uint) {
+        let green = green(of);
+        let _call = green.life.call("cuGreenCtxGetDevResource");
+        match kind {
+            kind::SM => put(resource, multiprocessors(green.multiprocessors)),
+            kind::WORKQUEUE => put(resource, queues(&green.life)),
+            _ => INVALID_RESOURCE_TYPE,
+        }
     }
     cuDevSmResourceSplitByCount(result: *mut DevResource, groups: *mut c_uint, input: *const DevResource,
         remainder: *mut DevResource, _flags: c_uint, minimum: c_uint) {
@@ -943,18 +983,24 @@ export! {
         put(groups, made)
     }
     cuDevResourceGenerateDesc(descriptor: *mut Handle, resources: *const DevResource, count: c_uint) {
-        put(descriptor, give(Green(count_of(resources, count), Life::without_context())))
+        let (multiprocessors, queues) = (count_of(resources, count), queues_in(resources, count));
+        put(descriptor, give(Green::new(multiprocessors, Life::without_context(), queues)))
     }
     cuGreenCtxCreate(made: *mut Handle, descriptor: Handle, _device: c_int, _flags: c_uint) {
+        let &Green { multiprocessors, queues, .. } = green(descriptor);
+        let _call = queues.map(|queues| queues.call("cuGreenCtxCreate with its queues"));
         life::retain_primary();
-        put(made, give(Green(green(descriptor).0, Life::of_current())))
+        put(made, give(Green::new(multiprocessors, Life::of_current(), queues)))
     }
     cuGreenCtxDestroy(of: Handle) {
-        green(of).1.end("cuGreenCtxDestroy");
+        if green(of).stays.swap(false, Ordering::AcqRel) {
+            return INVALID_VALUE;
+        }
+        green(of).life.end("cuGreenCtxDestroy");
         if life::release_primary() { SUCCESS } else { INVALID_CONTEXT }
     }
     cuGreenCtxStreamCreate(stream: *mut Handle, of: Handle, _flags: c_uint, _priority: c_int) {
-        let _call = green(of).1.call("cuGreenCtxStreamCreate");
+        let _call = green(of).life.call("cuGreenCtxStreamCreate");
         put(stream, give(Held(AtomicU64::new(0), Life::of_current())))
     }
 }

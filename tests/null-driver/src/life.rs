@@ -108,7 +108,7 @@ pub(super) fn forbidden(call: &str) -> ! {
     std::process::abort();
 }
 
-fn context(handle: Handle) -> &'static Life {
+pub(super) fn context(handle: Handle) -> &'static Life {
     if handle == 0 {
         return &NOWHERE;
     }

@@ -535,19 +535,25 @@ impl Tables for Dispatcher {
     }
 
     fn resources(&self, description: &[u8]) -> Result<ResolvedResources, Code> {
-        let name = description.to_vec();
         let ResourceDescription { path, more, queues } =
             ResourceDescription::decode(description).map_err(|_| code::INVALID_VALUE)?;
-        let origin = |origin| match origin {
-            Origin::Device(ordinal) => self.device(ordinal).map(ResolvedOrigin::Device),
-            Origin::Green(id) => {
-                let green = self.plain.GreenContext.get(id).ok_or(code::INVALID_VALUE)?;
-                Ok(ResolvedOrigin::Green(green.handle))
-            }
+        let green = |id| self.plain.GreenContext.get(id).map(|green| green.handle).ok_or(code::INVALID_VALUE);
+        let origin = match path.origin {
+            Origin::Device(ordinal) => ResolvedOrigin::Device(self.device(ordinal)?),
+            Origin::Green(id) => ResolvedOrigin::Green(green(id)?),
         };
-        let queues_of = if let QueueChoice::Of(of) = queues { Some(origin(of)?) } else { None };
-        let queues = ResolvedQueues::new(queues, queues_of);
-        Ok(ResolvedResources { origin: origin(path.origin)?, splits: path.splits, more, queues, name })
+        let queues = match queues {
+            QueueChoice::Any => ResolvedQueues::Any,
+            QueueChoice::Config { limit, scope } => ResolvedQueues::Config { limit, scope },
+            QueueChoice::Of(Origin::Device(ordinal)) => {
+                let device = self.device(ordinal)?;
+                let primary = self.contexts.find(|known| known.primary && known.device == device);
+                let context = primary.ok_or(code::INVALID_CONTEXT)?.context;
+                ResolvedQueues::OfPrimary { context, device }
+            }
+            QueueChoice::Of(Origin::Green(id)) => ResolvedQueues::OfGreen(green(id)?),
+        };
+        Ok(ResolvedResources { origin, splits: path.splits, more, queues })
     }
 
     fn take_green(&mut self, id: Id<GreenContext>) -> Result<objects::GuestObject, Code> {

@@ -717,10 +717,10 @@ impl ServeModules for ModuleHelper {
 
     fn resource_descriptor(
         &mut self,
-        caller: ModuleCaller,
+        _: ModuleCaller,
         args: module::resource_descriptor,
     ) -> Result<wire::resource_descriptor::Reply, Code> {
-        Ok(wire::resource_descriptor::Reply { descriptor: self.describe_resources(caller, args)? })
+        Ok(wire::resource_descriptor::Reply { descriptor: self.describe_resources(args)? })
     }
 
     fn green_create(

@@ -7,10 +7,10 @@ use crate::{
 };
 use sluice_protocol::{
     calls::wire,
-    field::{Bytes, Mint, Ordinal, Take},
+    field::{Bytes, Mint, Name, Ordinal, Take},
     handle::{Context, GreenContext, Id, Stream},
     limits,
-    resources::{Origin, Pick, ResourceDescription, SmPath, SmSplit},
+    resources::{Origin, Pick, QueueChoice, ResourceDescription, SmPath, SmSplit},
     session,
 };
 
@@ -24,6 +24,18 @@ fn path(origin: Origin, splits: &[(SmSplit, Pick)]) -> ResourceDescription {
 
 fn device(splits: &[(SmSplit, Pick)]) -> ResourceDescription {
     path(Origin::Device(Ordinal(0)), splits)
+}
+
+/// All multiprocessors of the device, and these queues.
+fn with_queues(queues: QueueChoice) -> Vec<u8> {
+    ResourceDescription { queues, ..device(&[]) }.encode().expect("fits")
+}
+
+/// Destroys the primary context, and makes it again.
+fn reset(guest: &mut Guest, slot: u32) {
+    let gone = wire::context_destroy::Args { context: PRIMARY };
+    assert_eq!(guest.call(wire::context_destroy::CALL, |w| gone.put(w)).0, 0);
+    guest.session.context = guest.create_context(0, slot).raw();
 }
 
 /// The counts at the end of a path, and the count that is left over.
@@ -157,4 +169,111 @@ fn descriptors_of_a_session_are_bounded() {
     }
     assert_eq!(describe_next(&mut guest), Err(OUT_OF_MEMORY));
     assert_eq!(create(&mut guest, PRIMARY, 0, GREEN), 0, "those that there are stay");
+}
+
+// Promise: C106
+#[test]
+fn descriptor_with_queues_of_a_context_ends_with_that_context() {
+    let (mut guest, _arena) = ready();
+    let of_device = with_queues(QueueChoice::Of(Origin::Device(Ordinal(0))));
+    // The queues are those of the primary context, whatever context is current.
+    let ordinary = guest.create_context(1, 6);
+    guest.session.context = ordinary.raw();
+    let first = describe(&mut guest, &of_device).unwrap();
+    let gone = wire::context_destroy::Args { context: ordinary };
+    assert_eq!(guest.call(wire::context_destroy::CALL, |w| gone.put(w)).0, 0);
+    guest.session.context = PRIMARY.raw();
+    assert_eq!(describe(&mut guest, &of_device), Ok(first), "the same queues");
+    assert_eq!(create(&mut guest, PRIMARY, first, GREEN), 0);
+
+    // The null driver ends the worker at a call with queues of a context that is gone.
+    let of_green = with_queues(QueueChoice::Of(Origin::Green(GREEN)));
+    let second = describe(&mut guest, &of_green).unwrap();
+    assert_eq!(describe(&mut guest, &of_green), Ok(second));
+    let other = Id::new(1, 1);
+    assert_eq!(create(&mut guest, PRIMARY, second, other), 0);
+    assert_eq!(destroy(&mut guest, other), 0);
+    assert_eq!(destroy(&mut guest, GREEN), 0);
+    assert_eq!(describe(&mut guest, &of_green), Err(INVALID_VALUE), "no such green context");
+    assert_eq!(create(&mut guest, PRIMARY, second, other), INVALID_VALUE);
+    // The same bytes name another green context now.
+    assert_eq!(create(&mut guest, PRIMARY, first, GREEN), 0);
+    let third = describe(&mut guest, &of_green).unwrap();
+    assert_ne!(third, second);
+    assert_eq!(create(&mut guest, PRIMARY, third, other), 0);
+
+    reset(&mut guest, 5);
+    for ended in [first, second, third] {
+        assert_eq!(create(&mut guest, PRIMARY, ended, GREEN), INVALID_VALUE);
+    }
+    let fourth = describe(&mut guest, &of_device).unwrap();
+    assert!(![first, second, third].contains(&fourth));
+    assert_eq!(create(&mut guest, PRIMARY, fourth, GREEN), 0);
+
+    let gone = wire::context_destroy::Args { context: PRIMARY };
+    assert_eq!(guest.call(wire::context_destroy::CALL, |w| gone.put(w)).0, 0);
+    assert_eq!(describe(&mut guest, &of_device), Err(INVALID_CONTEXT), "no primary context");
+    assert_eq!(guest.worker.try_wait().unwrap(), None);
+}
+
+// Promise: C105
+#[test]
+fn resources_of_equal_green_contexts_make_one_descriptor() {
+    let (mut guest, _arena) = ready();
+    let half = device(&[(by_count(2, 8), Pick::Group(1))]).encode().unwrap();
+    let descriptor = describe(&mut guest, &half).unwrap();
+    let mut parts = Vec::new();
+    for generation in 1..=3 {
+        let green = Id::new(0, generation);
+        assert_eq!(create(&mut guest, PRIMARY, descriptor, green), 0);
+        let whole = path(Origin::Green(green), &[]).encode().unwrap();
+        assert_eq!(describe(&mut guest, &whole), Ok(descriptor), "the same multiprocessors");
+        let part = path(Origin::Green(green), &[(by_count(1, 4), Pick::Group(0))]).encode().unwrap();
+        parts.push(describe(&mut guest, &part).unwrap());
+        assert_eq!(destroy(&mut guest, green), 0);
+    }
+    assert_eq!(parts, [parts[0]; 3]);
+    // A descriptor outlives the green context that it comes from.
+    assert_eq!(create(&mut guest, PRIMARY, parts[0], GREEN), 0);
+    assert_eq!(counts(&mut guest, &path(Origin::Green(GREEN), &[])), Ok((vec![4], 0)));
+}
+
+// Promise: C106
+#[test]
+fn queues_that_the_device_does_not_have_are_refused() {
+    let (mut guest, _arena) = ready();
+    let limit = guest
+        .call(wire::workqueue_limit::CALL, |w| wire::workqueue_limit::Args { device: Ordinal(0) }.put(w));
+    let limit = wire::workqueue_limit::Reply::get(&limit.1).expect("decodes").limit;
+    let mut describe_config =
+        |limit, scope| describe(&mut guest, &with_queues(QueueChoice::Config { limit, scope }));
+    for (limit, scope) in [(0, 0), (limit + 1, 0), (u32::MAX, 0), (limit, 2), (limit, u32::MAX)] {
+        assert_eq!(describe_config(limit, scope), Err(INVALID_VALUE), "{limit} in scope {scope}");
+    }
+    for (limit, scope) in [(1, 0), (limit, 1)] {
+        assert!(describe_config(limit, scope).is_ok(), "{limit} in scope {scope}");
+    }
+}
+
+// Promise: C106
+#[test]
+fn green_context_that_the_driver_does_not_destroy_ends_with_its_primary_context() {
+    let (mut guest, _arena) = ready();
+    function(&mut guest, 0, "work");
+    // Each context of the null driver has its variables at an address of its own.
+    let variables = |guest: &mut Guest| {
+        let (result, fields) = guest.call(wire::module_global::CALL, |w| {
+            wire::module_global::Args { module: Id::new(0, 1), name: Name(b"variable") }.put(w)
+        });
+        assert_eq!(result, 0);
+        wire::module_global::Reply::get(&fields).unwrap().address
+    };
+    let before = variables(&mut guest);
+    // The null driver refuses its first destruction.
+    let stays = device(&[(by_count(1, 13), Pick::Group(0))]).encode().unwrap();
+    let descriptor = describe(&mut guest, &stays).unwrap();
+    assert_eq!(create(&mut guest, PRIMARY, descriptor, GREEN), 0);
+    assert_eq!(destroy(&mut guest, GREEN), INVALID_VALUE);
+    reset(&mut guest, 5);
+    assert_ne!(variables(&mut guest), before, "the green context retains the old primary context no longer");
 }
