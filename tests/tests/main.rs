@@ -1,5 +1,6 @@
 //! Tests of the whole system; a file each, all in one binary.
 
+// Runs: alone
 mod attacks;
 mod canary;
 mod chaos;

@@ -266,6 +266,13 @@ impl Rig {
         let interpreted = self.snapshot();
         self.restore(before);
         let result = self.launch_on(&self.linked, kernel, &shape, &params);
+        if let (Err(fault), Err(other)) = (&result, &expected)
+            && shape.grid.iter().product::<u32>() > 1
+        {
+            // It is not defined which block's fault ends the launch, and how far the others get.
+            assert_eq!((fault.kind, fault.line), (other.kind, other.line), "{kernel}");
+            return result;
+        }
         assert_eq!(result, expected, "{kernel}: machine code ends like the interpreter");
         let machine = self.snapshot();
         for (range, (machine, interpreted)) in machine.0.iter().zip(&interpreted.0).enumerate() {
