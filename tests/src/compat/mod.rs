@@ -216,8 +216,9 @@ impl Installed {
         command.env("PYTHONPATH", std::env::join_paths(path)?).env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("COMPAT_PACKAGES", &self.packages);
         command.env("COMPAT_REPORT", &report).env("COMPAT_PRELUDE", self.client.prelude);
-        // Compiled kernels are kept by some clients in the home of the user: each run has its own.
+        // Some clients keep compiled kernels in the home of the user, or in the folder for temporary files: each run has its own.
         command.env("HOME", scratch.path()).env("XDG_CACHE_HOME", scratch.path());
+        command.env("TMPDIR", scratch.path());
         for (name, value) in self.client.environment {
             command.env(name, value.replace(PACKAGES, &self.packages.display().to_string()));
         }
