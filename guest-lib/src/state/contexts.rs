@@ -161,12 +161,20 @@ impl Contexts {
 
     /// An active context by handle.
     pub(crate) fn get(&self, raw: u64) -> Result<Context> {
-        if is_view(raw) {
-            let green = self.greens.of_view(raw)?;
-            let primary = self.get(green.primary)?;
-            let legacy = green.default.unwrap_or(NONE);
-            return Ok(Context { legacy, green: green.id.raw(), ..primary });
-        }
+        if is_view(raw) { self.of_view(raw) } else { self.of_slot(raw) }
+    }
+
+    /// The context of a green context's handle. Apart from the path of launches, which is short without it.
+    #[cold]
+    fn of_view(&self, raw: u64) -> Result<Context> {
+        let green = self.greens.of_view(raw)?;
+        let primary = self.of_slot(green.primary)?;
+        let legacy = green.default.unwrap_or(NONE);
+        Ok(Context { legacy, green: green.id.raw(), ..primary })
+    }
+
+    #[inline]
+    fn of_slot(&self, raw: u64) -> Result<Context> {
         let slot = self.slot(raw).ok_or(Error::INVALID_CONTEXT)?;
         match slot.legacy.load(Ordering::Acquire) {
             NONE => Err(Error::CONTEXT_IS_DESTROYED),

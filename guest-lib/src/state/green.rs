@@ -89,6 +89,7 @@ impl Greens {
     }
 
     /// The green context of a handle as a context.
+    #[cold]
     pub(crate) fn of_view(&self, view: u64) -> Result<Arc<Green>> {
         self.get(with_tag(view, Kind::TAG))
     }
