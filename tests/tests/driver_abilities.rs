@@ -233,11 +233,11 @@ fn driver_that_refuses_imports_in_instances_has_the_instance_quarantined_and_no_
     Ok(())
 }
 
-/// A driver that gives freed memory to no process for a while: programs of two VMs that come and go have all of their quotas each
-/// time, and the unit is whole afterwards.
+/// A driver that gives the memory of ended processes to no process for a while: programs of two VMs that come and go have all of their
+/// quotas again once the driver gives it back, and the unit is whole afterwards.
 // Promise: F85
 #[test]
-fn memory_that_a_driver_gives_back_late_is_missed_by_no_vm() -> Result<()> {
+fn memory_that_a_driver_gives_back_late_is_lost_to_no_vm() -> Result<()> {
     let environment = &[("SLUICE_SOFTGPU_LATE_FREE", "400")];
     let host =
         managed::Host::start(&managed::Options { mig: false, environment, ..managed::Options::default() })?;
@@ -248,10 +248,17 @@ fn memory_that_a_driver_gives_back_late_is_missed_by_no_vm() -> Result<()> {
     for round in 0..4 {
         let mut holders = Vec::new();
         for (vm, pattern) in vms.iter().zip(1..) {
-            let mut holder = host.holder(&program, vm, pattern)?;
+            let began = Instant::now();
+            // Until the driver gives the memory back, an allocation may be refused.
+            let mut holder = loop {
+                let holder = host.holder(&program, vm, pattern)?;
+                if holder.held == *held.get_or_insert(holder.held) {
+                    break holder;
+                }
+                ensure!(began.elapsed() < TIMEOUT, "round {round}: {} bytes of {held:?}", holder.held);
+            };
+            println!("round {round}: all of it after {:.1?}", began.elapsed());
             holder.look().with_context(|| format!("round {round}"))?;
-            let first = *held.get_or_insert(holder.held);
-            ensure!(holder.held == first, "round {round}: {} bytes of {first}", holder.held);
             holders.push(holder);
         }
     }
