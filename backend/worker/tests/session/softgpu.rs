@@ -98,7 +98,9 @@ impl Device {
     fn with(variables: &[(&'static str, &str)], terms: Terms) -> Device {
         let state = TempDir::new().unwrap();
         let driver = std::env::current_exe().unwrap().with_file_name("libsoftgpu_cuda.so");
-        let mut environment = vec![("SLUICE_SOFTGPU_STATE", state.path().into())];
+        // As the launcher sets it: the filter ends a worker that maps code.
+        let mut environment =
+            vec![("SLUICE_SOFTGPU_STATE", state.path().into()), ("SLUICE_SOFTGPU_JIT", "0".into())];
         environment.extend(variables.iter().map(|(name, value)| (*name, OsString::from(value))));
         let of_lender: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
         let arbiter = Elsewhere::start(&driver, &of_lender, terms);
