@@ -85,7 +85,8 @@ fn pattern_that_another_vm_finds_fails_the_step() -> Result<()> {
     assert_eq!(step["outcome"], "failed", "{step}");
     let reason = step["reason"].as_str().expect("a reason");
     assert!(reason.starts_with("the promise is broken: another VM found"), "{reason}");
-    assert!(step["answer"]["hits"]["large"].as_u64().expect("hits") > 0, "{step}");
+    // A context that started meanwhile may have taken the memory of one kind.
+    assert!(!step["answer"]["hits"].as_object().expect("hits").is_empty(), "{step}");
     assert!(step["answer"]["verdict"].is_null());
     Ok(())
 }
