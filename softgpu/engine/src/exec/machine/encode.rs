@@ -1,6 +1,6 @@
 //! An encoder of the x86-64 instructions that kernels need: vector instructions with a VEX prefix, and a few others.
 
-/// A VEX instruction: prefix, opcode map, W and opcode. All are 256 bits wide but [`vmovd`].
+/// A VEX instruction: prefix, opcode map, W and opcode. All are 256 bits wide but `vmovd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Vex {
     prefix: u8,
