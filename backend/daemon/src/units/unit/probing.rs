@@ -116,14 +116,18 @@ impl Unit {
         let wanted = if self.is_probed_for_figures() { Figures::Unknown } else { Figures::Unused };
         let mut figures = self.figures.subscribe();
         let mut probes = TokenBucket::new(PROBES.1, PROBES.0, Instant::now());
+        let mut was_quarantined = false;
         while figures.wait_for(|figures| *figures == Some(wanted)).await.is_ok() {
             if *self.serves_sessions.borrow() && !self.is_probed_for_figures() {
                 return std::future::pending().await;
             }
             if self.checkpoint.quarantine(self.number).is_some() {
+                was_quarantined = true;
                 sleep(NEXT_PROBE).await;
-                self.unknown_since.set(Instant::now());
                 continue;
+            }
+            if core::mem::take(&mut was_quarantined) {
+                self.unknown_since.set(Instant::now());
             }
             if let Err(wait) = probes.take(Instant::now()) {
                 sleep(wait).await;
