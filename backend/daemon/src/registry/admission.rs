@@ -194,13 +194,12 @@ impl Registry {
             let Some(name) = name else { continue };
             let ancestor = if kind == "project" { self.project(name) } else { self.organisation(name) };
             let Some(ancestor) = ancestor else { continue };
-            let of =
-                |vm: &VmObject| if kind == "project" { vm.project.clone() } else { vm.organisation.clone() };
-            let others: Vec<_> = objects
-                .vms
-                .iter()
-                .filter(|(other, vm)| *other != id && of(vm).as_ref() == Some(name))
-                .collect();
+            let of: fn(&VmObject) -> Option<&String> = match kind {
+                "project" => |vm| vm.project.as_ref(),
+                _ => |vm| vm.organisation.as_ref(),
+            };
+            let others: Vec<_> =
+                objects.vms.iter().filter(|(other, vm)| *other != id && of(vm) == Some(name)).collect();
             if ancestor.vms.is_some_and(|most| others.len() >= usize::try_from(most).unwrap_or(usize::MAX)) {
                 let message = format!("{kind} {name} has {} VMs and may have no more", others.len());
                 return Err(Error::new(Code::QuotaExceeded, message));
@@ -210,7 +209,7 @@ impl Registry {
             let alone = |vm: &VmObject| vm.memory.saturating_add(vm.share.headroom_bytes);
             let most = alone(wanted).max(promised);
             // A change that asks for no more is admitted: the VM may be older than the ancestor's present memory.
-            let before = objects.vms.get(id).filter(|vm| of(vm).as_ref() == Some(name));
+            let before = objects.vms.get(id).filter(|vm| of(vm) == Some(name));
             let grows =
                 before.is_none_or(|vm| wanted.promised() > vm.promised() || alone(wanted) > alone(vm));
             if grows && most > ancestor.memory {
