@@ -4,11 +4,19 @@ use super::{jit, module::read_file};
 use crate::{
     arguments::{Call, In, Out},
     error::Result,
-    process,
-    state::links::LinkInput,
+    process::{self, ProcessState},
+    state::{jit::JitOptions, links::LinkInput},
 };
 use core::ffi::{c_char, c_uint, c_void};
-use sluice_protocol::limits;
+use sluice_protocol::{
+    handle::{Id, Link},
+    limits,
+};
+
+fn add(process: &ProcessState, link: Id<Link>, input: &LinkInput<'_>, options: &JitOptions) -> Result {
+    let context = process.contexts.current_on_host();
+    process.links.add(&process.session, &process.arena, context, link, input, options)
+}
 
 pub(crate) fn cuLinkCreate_v2(
     _: Call,
@@ -58,14 +66,7 @@ pub(crate) fn cuLinkAddData_v2(
     let data = data.required()?;
     let name = if name.is_given() { name.text().get_within(limits::NAME_BYTES)? } else { b"" };
     let input = LinkInput { kind, address: data.address(), bytes: size as u64, name };
-    process.links.add(
-        &process.session,
-        &process.arena,
-        process.contexts.current_on_host(),
-        link,
-        &input,
-        &options,
-    )
+    add(process, link, &input, &options)
 }
 
 pub(crate) fn cuLinkAddData(
@@ -101,14 +102,7 @@ pub(crate) fn cuLinkAddFile_v2(
     let address = bytes.as_ptr().expose_provenance() as u64;
     let name = path.text().get_within(limits::NAME_BYTES)?;
     let input = LinkInput { kind, address, bytes: length, name };
-    process.links.add(
-        &process.session,
-        &process.arena,
-        process.contexts.current_on_host(),
-        link,
-        &input,
-        &options,
-    )
+    add(process, link, &input, &options)
 }
 
 pub(crate) fn cuLinkAddFile(
