@@ -965,14 +965,24 @@ struct Choice {
 }
 
 impl Choice {
-    fn plan(&self, guest: &Guest, before: &[WireWork<'_>], behind: &[WireWork<'_>]) -> Vec<u8> {
+    /// The bodies, one behind the other.
+    fn list(&self) -> Vec<u8> {
         let mut list = Vec::new();
         self.bodies.iter().for_each(|body| Conditional::push(&mut list, body));
+        list
+    }
+
+    /// The node, with the bodies of [`Choice::list`].
+    fn node<'a>(&self, guest: &Guest, list: &'a [u8]) -> WireWork<'a> {
         let count = u32::try_from(self.bodies.len()).unwrap();
         let &Choice { graph, handle, selection, .. } = self;
         let head = ConditionalHead { context: context(guest), graph, handle, selection, count };
-        let node = WireWork::Conditional(Conditional::new(head, &list));
-        chain(&[before, &[node], behind].concat())
+        WireWork::Conditional(Conditional::new(head, list))
+    }
+
+    fn plan(&self, guest: &Guest, before: &[WireWork<'_>], behind: &[WireWork<'_>]) -> Vec<u8> {
+        let list = self.list();
+        chain(&[before, &[self.node(guest, &list)], behind].concat())
     }
 }
 
@@ -1118,19 +1128,9 @@ fn conditional_node_with_foreign_handles_or_work_is_refused() {
     let outer = chain(&[WireWork::Child(WirePlan::new(&inner).unwrap())]);
     assert_eq!(make(&mut guest, &arena, GRAPH, &outer), (0, NOT_SUPPORTED, 10), "in a child graph");
     let plan = lawful.plan(&guest, &[value], &[]);
-    let twice = {
-        let mut bodies = Vec::new();
-        Conditional::push(&mut bodies, &body);
-        let head = ConditionalHead {
-            context: context(&guest),
-            graph: own,
-            handle,
-            selection: Selection::If,
-            count: 1,
-        };
-        let node = WireWork::Conditional(Conditional::new(head, &bodies));
-        chain(&[node, node])
-    };
+    let list = lawful.list();
+    let node = lawful.node(&guest, &list);
+    let twice = chain(&[node, node]);
     assert_eq!(
         make(&mut guest, &arena, GRAPH, &twice),
         (0, INVALID_VALUE, NO_NODE),
@@ -1430,17 +1430,10 @@ fn plan_with_the_most_nodes_is_built_in_a_time_that_grows_with_it() {
     let arena = guest.attach(2, there, 64 << 20);
     assert_eq!(conditional_graph(&mut guest, CONDITIONAL), 0);
     let handle = condition(&mut guest, CONDITIONAL, 1).unwrap();
-    let body = chain(&[fill(&guest, memory, 1)]);
-    let mut list = Vec::new();
-    Conditional::push(&mut list, &body);
-    let head = ConditionalHead {
-        context: context(&guest),
-        graph: CONDITIONAL,
-        handle,
-        selection: Selection::If,
-        count: 1,
-    };
-    let node = WireWork::Conditional(Conditional::new(head, &list));
+    let bodies = vec![chain(&[fill(&guest, memory, 1)])];
+    let choice = Choice { graph: CONDITIONAL, handle, selection: Selection::If, bodies };
+    let list = choice.list();
+    let node = choice.node(&guest, &list);
     let mut plan = PlanWriter::default();
     for number in 0..NODES - 1 {
         let behind = number.checked_sub(1).map(|node| Dependency { node, edge: [1, 0, 1] });
