@@ -38,6 +38,8 @@ pub enum TestSource {
 
 /// In a value of the environment this stands for the folder of the packages.
 pub const PACKAGES: &str = "PACKAGES";
+/// The place of the compiler for kernels among the packages, for clients that load it by its name.
+const NVRTC_LIBRARY: (&str, &str) = ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib");
 /// The folder of tests in this tree, and of the plugin that reports outcomes.
 pub const FOLDER: &str = "tests/clients/compat";
 
@@ -67,7 +69,7 @@ pub const CLIENTS: &[CompatClient] = &[
             "nvidia-cuda-nvrtc-cu12==12.9.86",
         ],
         tests: &[(TestSource::Tree, FOLDER, "test_cuda_bindings")],
-        environment: &[("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib")],
+        environment: &[NVRTC_LIBRARY],
         unittest: false,
         keyword: "",
         prelude: "",
@@ -88,7 +90,7 @@ pub const CLIENTS: &[CompatClient] = &[
             ("CUPY_COMPILE_WITH_PTX", "1"),
             ("CUPY_ACCELERATORS", ""),
             ("CUDA_PATH", "PACKAGES/nvidia/cuda_runtime"),
-            ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib"),
+            NVRTC_LIBRARY,
         ],
         unittest: false,
         keyword: "",
@@ -162,7 +164,7 @@ pub const CLIENTS: &[CompatClient] = &[
             ("DEV", "CUDA"),
             // For the headers of numbers of 16 bits.
             ("CUDA_PATH", "PACKAGES/nvidia/cuda_runtime"),
-            ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib"),
+            NVRTC_LIBRARY,
         ],
         unittest: false,
         keyword: "",
