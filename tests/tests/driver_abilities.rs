@@ -47,6 +47,12 @@ fn refusal_names_the_ability(ability: &str, words: &str) -> Result<()> {
     let refused = tenants.run(1, &program, &[])?;
     ensure!(refused.status.code() == Some(1), "{}: {}\n{}", refused.status, refused.stdout, refused.stderr);
 
+    // A request that would wait for the probe's results is answered.
+    let api = tenants.folder().join("run/api.sock");
+    let second = json!({ "direct": true, "memory_bytes": 32 << 20 });
+    let (status, answer) = management::ask(&api, "PUT", "/v1/vms/second", Some(&second))?;
+    ensure!(status == 409 && answer["code"] == "placement-unavailable", "{status} {answer}");
+
     // An operator who readmits the unit without another driver changes nothing.
     tenants.operate("readmit", &["--unit", "0"])?;
     ensure!(quarantine(&tenants)? == reason, "the unit is quarantined for another reason");
