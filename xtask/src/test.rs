@@ -30,6 +30,8 @@ const TEST: Duration = Duration::from_secs(180);
 /// Time limit of a test with a virtual machine under software emulation, or of the full tier.
 const LONG_TEST: Duration = Duration::from_secs(900);
 
+/// Lines of the output of each failed test that are shown again at the end.
+const CAUSE_LINES: usize = 8;
 /// Tests for each processor that run at once where tests wait for most of their time.
 const WAITING: usize = 3;
 
@@ -215,6 +217,10 @@ fn conclude(record: &Record, elapsed: Duration) -> bool {
     }
     for test in &failed {
         println!("failed: {}", test.name);
+        // A log that is cut off keeps its end.
+        for line in cause(&test.reason) {
+            println!("    {line}");
+        }
     }
     let passed = record.count(RecordVerdict::Passed);
     let good = failed.is_empty() && passed > 0;
@@ -229,6 +235,14 @@ fn conclude(record: &Record, elapsed: Duration) -> bool {
     }
     println!("test: {}", if good { "PASS" } else { "FAIL" });
     good
+}
+
+/// The lines of a failed test's output that begin with its error, or else the last ones.
+fn cause(reason: &str) -> Vec<&str> {
+    let lines: Vec<&str> = reason.lines().filter(|line| !line.trim().is_empty()).collect();
+    let is_error = |line: &&str| line.starts_with("Error: ") || line.contains(" panicked at ");
+    let from = lines.iter().position(is_error).unwrap_or_else(|| lines.len().saturating_sub(CAUSE_LINES));
+    lines.into_iter().skip(from).take(CAUSE_LINES).collect()
 }
 
 /// The skipped tests by their reason: their names if these are few, otherwise their number. The record names all.
@@ -745,13 +759,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_skip_is_listed_with_its_reason() {
+    fn every_skip_and_failure_is_listed_with_its_reason() {
         let skip = |name: &str, reason: &str| TestResult::skipped(name, reason.to_owned());
         let mut tests =
             vec![skip("stage::fuzz", "no compiler\nno network"), skip("stage::miri", "no compiler")];
         tests.extend(["a::a", "a::b", "a::c", "a::d"].map(|name| skip(name, "for the full tier")));
         tests.push(TestResult::of("a::e", Duration::ZERO, Ok(())));
         let record = Record { tests, ..Record::default() };
+        assert_eq!(cause("test a ... FAILED\n\nError: b\n\nCaused by:\n    c"), ["Error: b", "Caused by:", "    c"]);
+        assert_eq!(cause("exit status: 1\nno error"), ["exit status: 1", "no error"]);
         assert_eq!(skips(&record), ["4 tests (full tier only)", "stage::fuzz, stage::miri (no compiler)"]);
     }
 }

@@ -178,13 +178,12 @@ impl Stage {
         println!("  {name}: native {:?}, in the VM {:?}", native.elapsed, remoted.elapsed);
         ensure!(
             native.stdout == remoted.stdout && native.status.code() == remoted.code,
-            "{name}: natively {}\n{}\nin the VM code {:?}, signal {:?}\n{}\n{}",
+            "{name}: natively {}, in the VM code {:?}, signal {:?}; {}\n{}",
             native.status,
-            native.stdout,
             remoted.code,
             remoted.signal,
-            remoted.stdout,
-            remoted.stderr
+            first_lines_that_differ(&native.stdout, &remoted.stdout),
+            process::tail(&remoted.stderr, 20)
         );
         passed(&remoted).with_context(|| name.to_owned())
     }
@@ -195,6 +194,22 @@ impl Stage {
         println!("all: {:.1} s", self.started.elapsed().as_secs_f64());
         Ok(())
     }
+}
+
+/// The first lines that differ.
+fn first_lines_that_differ(native: &str, remoted: &str) -> String {
+    let (mut native, mut remoted) = (native.lines(), remoted.lines());
+    for line in 1.. {
+        match (native.next(), remoted.next()) {
+            (None, None) => break,
+            (one, other) if one == other => {}
+            (one, other) => {
+                let shown = |text: Option<&str>| text.unwrap_or("(no more)").to_owned();
+                return format!("line {line}:\nnatively  {}\nin the VM {}", shown(one), shown(other));
+            }
+        }
+    }
+    "the same lines".to_owned()
 }
 
 pub(super) fn passed(completed: &Completed) -> Result<()> {
