@@ -165,6 +165,10 @@ pub const LINK_BYTES: u64 = 1 << 30;
 pub const CONSOLE_BYTES: usize = 1 << 20;
 /// The unit of quotas, of chunks and of addresses, in bytes.
 pub const UNIT: u64 = 2 << 20;
+/// Freed large allocations that a session keeps for its next ones, for each device.
+pub const KEPT: usize = 64;
+/// Milliseconds for which a session keeps a freed large allocation at most.
+pub const KEPT_MILLISECONDS: u64 = 1_000;
 /// Leases one worker may hold: a full H200 in the smallest chunks.
 pub const LEASES: usize = 1 << 17;
 /// Chunks in one share: an allocation that another process of the VM may open.

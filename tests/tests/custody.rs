@@ -272,6 +272,16 @@ fn custody_page_cannot_be_written() -> Result<()> {
     stage.clear()
 }
 
+// Promise: P60
+#[test]
+fn idle_memory_of_a_program_is_at_hand_for_another() -> Result<()> {
+    let tenants = Tenants::start(&Binaries::locate()?, &Options::with_limits(DEVICE_MIB, &[96]))?;
+    let ran = tenants.run(1, &programs::hostile("freed")?, &[])?;
+    ensure!(ran.status.success(), "{}: {}\n{}", ran.status, ran.stdout, ran.stderr);
+    tenants.wait_for_charge(1, |charge| charge.lent == 0)?;
+    tenants.stop()
+}
+
 // Promise: Q61
 #[test]
 fn absurd_claims_of_idle_memory_gain_no_quota() -> Result<()> {

@@ -321,7 +321,7 @@ fn start(
     spawn("memory", session, move || memory_helper.run(&inboxes.memory))?;
     if let Some(custody) = memory_source.custody() {
         let (custody, listening, recalled) = (Arc::clone(custody), Arc::clone(session), helper.clone());
-        spawn("custody", session, move || custody.listen(&listening, || recalled.recall()))?;
+        spawn("custody", session, move || custody.listen(&listening, || recalled.tend_idle()))?;
     }
     let modules = ModuleHelper::new(tools, Arc::clone(&completion));
     spawn("modules", session, move || modules.run(&inboxes.modules))?;

@@ -1,4 +1,4 @@
-// Frees memory and allocates as much again, and counts its own bytes that it finds there. Each size shares its chunk with an
+// Frees memory and allocates as much again, and counts its own bytes that it finds there. Each small size shares its chunk with an
 // allocation that stays, so that the chunk does not go back to the arbiter.
 // Prints `found BYTES of BYTES` for each size.
 #include "driver.h"
@@ -8,7 +8,7 @@ static const unsigned char PATTERN = 0xa7;
 
 int main() {
     use_device();
-    for (size_t bytes : {(size_t)512, (size_t)100000, (size_t)700000}) {
+    for (size_t bytes : {(size_t)512, (size_t)100000, (size_t)700000, (size_t)8 << 20}) {
         CUdeviceptr neighbour, memory, again;
         MUST(cuMemAlloc, &neighbour, bytes);
         MUST(cuMemAlloc, &memory, bytes);

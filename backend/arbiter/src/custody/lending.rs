@@ -167,18 +167,27 @@ impl Custody {
 
     /// The VM exceeds its limit by `over`: recalls idle chunks of its other workers.
     fn recall(&mut self, id: WorkerId, vm: VmKey, over: u64, now: Millis) -> Attempt {
-        let mut missing = over;
         // Their memory comes back when their processes have ended.
         let ending = self
             .ending_of(vm)
             .any(|worker| worker.life == WorkerState::Ending && worker.lent > 0 || worker.charged > 0);
-        let own = self.workers.get(&id).map_or(0, Worker::idle);
+        if self.recall_idle(vm, Some(id), over, now) || ending || self.leaves(vm) {
+            Attempt::Wait
+        } else {
+            Attempt::No(code::OUT_OF_MEMORY)
+        }
+    }
+
+    /// Recalls idle chunks of a VM's workers but one. `false` if there are fewer than `bytes`.
+    pub(super) fn recall_idle(&mut self, vm: VmKey, except: Option<WorkerId>, bytes: u64, now: Millis) -> bool {
+        let mut missing = bytes;
+        let own = except.and_then(|id| self.workers.get(&id)).map_or(0, Worker::idle);
         let others = self.ledger.account(vm).is_some_and(|account| account.idle > own);
         let members = self.members.get(&vm).filter(|_| others).cloned();
         for member in members.unwrap_or_default() {
             let Some(worker) = self.workers.get_mut(&member) else { continue };
             let idle = worker.idle();
-            if member == id || worker.life != WorkerState::Alive || idle == 0 || missing == 0 {
+            if Some(member) == except || worker.life != WorkerState::Alive || idle == 0 || missing == 0 {
                 continue;
             }
             let due = worker.recalled.is_none_or(|last| now.saturating_sub(last) >= RECALL_EVERY);
@@ -191,11 +200,7 @@ impl Custody {
             }
             missing = missing.saturating_sub(idle);
         }
-        if missing == 0 || ending || self.leaves(vm) {
-            Attempt::Wait
-        } else {
-            Attempt::No(code::OUT_OF_MEMORY)
-        }
+        missing == 0
     }
 
     /// Requests more escrow for an ancestor, unless as much was requested just before.

@@ -863,6 +863,9 @@ struct Growing {
     granted: Vec<(Millis, WorkerId, u64)>,
     refused: Vec<(Millis, WorkerId)>,
     ended: Vec<WorkerId>,
+    /// Leases, and recalled bytes.
+    lent: Vec<(WorkerId, u64)>,
+    recalled: Vec<(WorkerId, u64)>,
 }
 
 impl Growing {
@@ -872,7 +875,8 @@ impl Growing {
 
     fn of(total: u64) -> Growing {
         let (granted, refused, ended) = (Vec::new(), Vec::new(), Vec::new());
-        Growing { world: begun(total), now: 0, granted, refused, ended }
+        let (lent, recalled) = (Vec::new(), Vec::new());
+        Growing { world: begun(total), now: 0, granted, refused, ended, lent, recalled }
     }
 
     fn worker(&mut self, vm: u32) -> WorkerId {
@@ -925,6 +929,10 @@ impl Growing {
                         Effect::Answer { worker, answer: CustodyAnswer::Refused { .. } } => {
                             self.refused.push((self.now, worker));
                         }
+                        Effect::Answer { worker, answer: CustodyAnswer::Recall { bytes } } => {
+                            self.recalled.push((worker, bytes));
+                        }
+                        Effect::Lend { worker, lease, .. } => self.lent.push((worker, lease)),
                         Effect::Kill { worker } => self.ended.push(worker),
                         _ => {}
                     }
@@ -1031,6 +1039,42 @@ fn quota_counts_chunks_and_the_drivers_share_together() {
     growing.wish(id, 1, 1);
     growing.pass(4);
     assert_eq!(growing.refused.len(), 2, "a full quota has no byte for the driver");
+}
+
+// Promise: P60
+#[test]
+fn growth_recalls_idle_chunks_of_all_processes_of_the_vm() {
+    let mut growing = Growing::new();
+    growing.terms(2, 64 * MIB, 0);
+    let (one, two) = (growing.worker(2), growing.worker(2));
+    for serial in 1..=31 {
+        let id = if serial % 2 == 0 { one } else { two };
+        growing.world.custody.request(id, CustodyRequest::Take { serial, bytes: UNIT }, 0);
+    }
+    // Larger chunks are split for it.
+    for now in 1..100 {
+        growing.pass(now);
+        growing.world.custody.serve_waiters(now);
+    }
+    assert_eq!(growing.lent.len(), 31);
+    growing.start(one);
+    growing.pass(101);
+    assert_eq!((growing.refused.len(), growing.recalled.len()), (1, 0), "no chunk is idle");
+
+    for id in [one, two] {
+        growing.world.custody.request(id, CustodyRequest::Idle { bytes: UNIT }, growing.now);
+    }
+    growing.start(one);
+    growing.pass(102);
+    assert_eq!(growing.refused.len(), 1, "the request waits");
+    assert_eq!(growing.recalled, [(one, UNIT), (two, UNIT)]);
+    for id in [one, two] {
+        let (_, lease) = growing.lent.iter().find(|(of, _)| *of == id).copied().unwrap();
+        growing.world.custody.request(id, CustodyRequest::Idle { bytes: 0 }, growing.now);
+        growing.world.custody.request(id, CustodyRequest::Give { lease }, growing.now);
+    }
+    growing.pass(1000);
+    assert!(growing.has(one), "{:?} {:?}", growing.refused, growing.world.custody.figures(VmKey { vm: 2, epoch: 1 }));
 }
 
 // Promise: Q20

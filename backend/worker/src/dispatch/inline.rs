@@ -437,7 +437,8 @@ impl Quick for Dispatcher {
         let device = self.device(args.device)?;
         // No memory job runs or waits, and the page is up to date: the statistics include all earlier calls of the guest.
         let stats = self.shared.memory_source.stats();
-        if !self.shared.helper.memory_is_idle() || !stats.is_settled(device) {
+        let is_reported = self.memory_at_hand().is_some_and(|memory| memory.is_reported());
+        if !is_reported || !stats.is_settled(device) {
             return Ok(None);
         }
         let (free, total) = stats.info(device);
@@ -451,9 +452,8 @@ impl Quick for Dispatcher {
     ) -> Served<wire::memory_allocate::Reply> {
         let objects::GuestContext { context, device, .. } = self.context(header)?;
         let bytes = args.bytes.0;
-        let at_hand = self.memory_at_hand();
-        let address = at_hand.and_then(|mut memory| memory.allocate_at_hand(args.pool, device, bytes));
-        Ok(address.map(|address| {
+        let address = self.at_hand(|memory| memory.allocate_at_hand(args.pool, device, bytes));
+        Ok(address.flatten().map(|address| {
             self.map.allocated(address, bytes, context);
             wire::memory_allocate::Reply { address }
         }))
@@ -466,7 +466,7 @@ impl Quick for Dispatcher {
     ) -> Served<wire::memory_free::Reply> {
         self.map.freed(args.address)?;
         let freed = self.nothing_waits()
-            && self.memory_at_hand().is_some_and(|mut memory| memory.free_at_hand(args.address.0));
+            && self.at_hand(|memory| memory.free_at_hand(args.address.0)) == Some(true);
         Ok(freed.then_some(wire::memory_free::Reply {}))
     }
 

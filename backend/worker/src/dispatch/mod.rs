@@ -548,6 +548,18 @@ impl Dispatcher {
         if self.shared.helper.memory_is_idle() { self.shared.memory.try_lock().ok() } else { None }
     }
 
+    /// Uses the session's memory without the helper, which learns of changed idle bytes.
+    fn at_hand<T>(&self, use_memory: impl FnOnce(&mut SessionMemory) -> T) -> Option<T> {
+        let mut memory = self.memory_at_hand()?;
+        let used = use_memory(&mut memory);
+        let begins_watch = memory.begin_watch();
+        drop(memory);
+        if begins_watch {
+            self.shared.helper.tend_idle();
+        }
+        Some(used)
+    }
+
     /// True if everything posted to the streams of a context is complete.
     fn is_idle(&mut self, context: objects::ContextRef) -> bool {
         let session = &self.shared.session;

@@ -119,8 +119,8 @@ pub(crate) enum MemoryJob {
     FreeAll(Vec<u64>),
     /// The guest's own number of its process.
     Hello { process: u32 },
-    /// The arbiter recalls memory.
-    Recall,
+    /// The arbiter recalls memory, or the dispatcher has changed the idle bytes.
+    TendIdle,
     /// Drops the sender: another thread waits until all earlier jobs are done.
     Settle(SyncSender<()>),
     /// Pins an arena that is mapped.

@@ -77,12 +77,11 @@ impl Helper {
         }
     }
 
-    /// Makes the memory helper check the arbiters' recalls. If its queue is full it checks them anyway.
-    pub(crate) fn recall(&self) {
-        self.memory_announced();
-        if self.memory.try_send(Box::new(MemoryJob::Recall)).is_err() {
-            self.memory_done();
-        }
+    /// Makes the memory helper tend idle memory: the arbiters' recalls, and reports. It counts as no job, because calls that use the
+    /// memory beside it find it in order.
+    pub(crate) fn tend_idle(&self) {
+        // If the queue is full, the helper does so behind the next job.
+        _ = self.memory.try_send(Box::new(MemoryJob::TendIdle));
     }
 
     /// Counts a memory job as finished.

@@ -3,7 +3,7 @@
 //! A group has pool chunks of its own, so that its reserved memory is its own, and it keeps freed memory as long as it has no
 //! more reserved than its threshold.
 
-use super::{ChunkSource, KeptAllocation, Mapper, Memory};
+use super::{ChunkSource, Mapper, Memory};
 use sluice_driver::{Code, code};
 use sluice_protocol::limits;
 
@@ -63,37 +63,6 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// A large allocation was freed: its group keeps it, or its chunks go back.
-    pub(super) fn keep_or_give(&mut self, group: u32, kept: KeptAllocation) {
-        let device = kept.chunks.first().map_or(0, |chunk| chunk.device);
-        let keeps = group > 0 && self.keeps(group) && self.mapper.clear(kept.at, kept.bytes, device).is_ok();
-        if keeps {
-            self.count_idle(device, kept.bytes, true);
-            self.kept.entry((group, device)).or_default().push(kept);
-        } else {
-            self.count_reserved(group, kept.bytes, false);
-            self.give_up(kept.at, kept.bytes, kept.chunks);
-        }
-    }
-
-    /// Takes kept memory of exactly this size.
-    pub(super) fn take_kept(&mut self, group: u32, device: i32, bytes: u64) -> Option<KeptAllocation> {
-        let list = self.kept.get_mut(&(group, device))?;
-        let index = list.iter().position(|kept| kept.bytes == bytes)?;
-        let kept = list.swap_remove(index);
-        self.count_idle(device, bytes, false);
-        Some(kept)
-    }
-
-    /// Takes any kept memory of a device; the caller gives it back.
-    pub(super) fn pop_kept(&mut self, device: i32) -> Option<KeptAllocation> {
-        let (key, list) = self.kept.iter_mut().find(|((_, of), list)| *of == device && !list.is_empty())?;
-        let (group, kept) = (key.0, list.pop()?);
-        self.count_idle(device, kept.bytes, false);
-        self.count_reserved(group, kept.bytes, false);
-        Some(kept)
-    }
-
     /// Sets the bytes that a group keeps.
     pub(crate) fn set_threshold(&mut self, group: u32, device: i32, bytes: u64) -> Result<(), Code> {
         self.group(group, device)?.threshold = bytes;
@@ -104,15 +73,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     /// Gives back idle memory of a group until it has at most `keep` bytes reserved.
     pub(crate) fn trim(&mut self, group: u32, keep: u64) {
         while self.groups.get(&group).is_some_and(|of| of.usage.reserved > keep) {
-            let list = self.kept.iter_mut().find(|((of, _), list)| *of == group && !list.is_empty());
-            if let Some(((_, device), list)) = list
-                && let Some(kept) = list.pop()
-            {
-                let device = *device;
-                self.count_idle(device, kept.bytes, false);
-                self.count_reserved(group, kept.bytes, false);
-                self.report_idle();
-                self.give_up(kept.at, kept.bytes, kept.chunks);
+            if self.give_kept_of(group) {
                 continue;
             }
             let idle = self.pools.iter().find(|(_, pool)| pool.group() == group && pool.is_idle());

@@ -22,15 +22,39 @@ use crate::{
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::{control::FromWorker, custody::Growth};
-use sluice_protocol::{calls::wire, field::AccessFlags, session::Attachment};
+use sluice_protocol::{calls::wire, field::AccessFlags, limits, session::Attachment};
 use sluice_runtime::limited;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Receiver};
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::{Duration, Instant},
+};
 
 /// An arena and the context it is pinned through.
 #[derive(Debug)]
 struct Pinned {
     arena: Arc<Arena>,
     through: Option<GuestContext>,
+}
+
+/// Time between two reports of the idle bytes.
+const REPORT: Duration = Duration::from_millis(1);
+/// Time after which kept memory is old; old memory is given back after as much time again.
+const AGE: Duration = Duration::from_millis(limits::KEPT_MILLISECONDS / 2);
+
+/// The times at which the thread tends idle memory without a job.
+#[derive(Debug, Default)]
+struct Due {
+    report: Option<Instant>,
+    age: Option<Instant>,
+}
+
+impl Due {
+    fn next(&self) -> Option<Instant> {
+        self.report.into_iter().chain(self.age).min()
+    }
 }
 
 /// The thread's state.
@@ -76,9 +100,35 @@ impl MemoryHelper {
     }
 
     pub(crate) fn run(mut self, inbox: &Receiver<Box<MemoryJob>>) {
-        while let Ok(job) = inbox.recv() {
-            self.job(*job);
+        let mut due = Due::default();
+        loop {
+            let received = match due.next() {
+                Some(next) => inbox.recv_timeout(next.saturating_duration_since(Instant::now())),
+                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match received {
+                Ok(job) => self.job(*job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            self.tend_idle(&mut due);
         }
+    }
+
+    /// Reports idle memory that the dispatcher has taken or left, and gives back what was kept for long.
+    fn tend_idle(&self, due: &mut Due) {
+        let mut memory = self.memory();
+        let now = Instant::now();
+        if due.age.is_some_and(|age| age <= now) {
+            memory.age();
+            due.age = None;
+        }
+        if !memory.keeps_any() {
+            due.age = None;
+        } else if due.age.is_none() {
+            due.age = Some(now + AGE);
+        }
+        due.report = memory.watch().then(|| now + REPORT);
     }
 
     fn memory(&self) -> MutexGuard<'_, SessionMemory> {
@@ -125,7 +175,7 @@ impl MemoryHelper {
                     custody.hello(process);
                 }
             }
-            MemoryJob::Recall => {}
+            MemoryJob::TendIdle => return,
             MemoryJob::Settle(done) => drop(done),
             MemoryJob::Adopt { slot, mapped } => self.adopt(slot, mapped),
             MemoryJob::Detach { arena } => self.detach(arena),
@@ -144,6 +194,11 @@ impl MemoryHelper {
         freed
     }
 
+    /// Gives idle memory back before growth: this thread would wait for the arbiter, and could not answer its recall.
+    fn free_idle(&self, device: i32) {
+        self.memory().recall(device, u64::MAX);
+    }
+
     fn set_current(&mut self, context: ContextRef) -> Result<(), Code> {
         self.current.set(&self.driver, context)
     }
@@ -151,6 +206,7 @@ impl MemoryHelper {
     fn create(&mut self, device: i32, flags: u32, primary: bool) -> Result<GuestContext, Code> {
         // Creating a context makes it this thread's current one in the driver.
         self.current = Current::default();
+        self.free_idle(device);
         let handle = {
             let grant = self.memory_source.grow(device, Growth::Context, 0)?;
             let handle = match primary {
@@ -181,6 +237,7 @@ impl MemoryHelper {
     fn set_limit(&mut self, context: &GuestContext, limit: u32, value: u64) -> Result<u64, Code> {
         self.set_current(context.context)?;
         let bytes = limit_bytes(&self.driver, context.device, limit, value);
+        self.free_idle(context.device);
         let grant = self.memory_source.grow(context.device, Growth::Limit, bytes)?;
         self.driver.cuCtxSetLimit(limit, value)?;
         // Otherwise the driver takes the heap when a module that calls `malloc` is loaded, which has its own grant.
@@ -306,6 +363,7 @@ impl ServeMemory for MemoryHelper {
         _: Option<GuestContext>,
         args: memory::device_memory,
     ) -> Result<wire::device_memory::Reply, Code> {
+        self.memory().report_idle();
         let stats = self.memory_source.stats();
         stats.settle(args.device);
         let (free, total) = stats.info(args.device);

@@ -10,11 +10,11 @@ pub(crate) mod custody;
 mod groups;
 pub(crate) mod heaps;
 pub(crate) mod helper;
+mod kept;
 pub(crate) mod memory_source;
 #[cfg(any(test, fuzzing))]
 mod own_chunks;
 mod pool;
-mod quick;
 mod shares;
 mod space;
 pub(crate) mod tools;
@@ -28,6 +28,7 @@ pub(crate) use windows::Windows;
 
 use blocks::{MappedBlock, PhysicalBlock};
 use groups::Group;
+use kept::Kept;
 use pool::{ChunkPool, PoolSize};
 use sluice_driver::{Code, code};
 use sluice_messages::custody::{CLASSES, UNIT};
@@ -78,8 +79,8 @@ pub(crate) trait ChunkSource {
     fn give(&mut self, chunk: Chunk);
     /// Reports the bytes of a device's chunks without allocations: they count as free.
     fn idle(&mut self, device: i32, bytes: u64);
-    /// True if `bytes` more can be taken, idle bytes included.
-    fn affords(&mut self, device: i32, bytes: u64) -> bool;
+    /// Bytes that can be taken, idle bytes included.
+    fn free(&mut self, device: i32) -> u64;
     /// Adds a chunk to a share, 0 for a new one; returns the share.
     fn share(&mut self, _share: u128, _chunk: &Chunk) -> Result<u128, Code> {
         Err(code::NOT_SUPPORTED)
@@ -114,8 +115,8 @@ impl ChunkSource for Box<dyn ChunkSource + Send> {
     fn idle(&mut self, device: i32, bytes: u64) {
         (**self).idle(device, bytes);
     }
-    fn affords(&mut self, device: i32, bytes: u64) -> bool {
-        (**self).affords(device, bytes)
+    fn free(&mut self, device: i32) -> u64 {
+        (**self).free(device)
     }
     fn share(&mut self, share: u128, chunk: &Chunk) -> Result<u128, Code> {
         (**self).share(share, chunk)
@@ -170,14 +171,6 @@ struct Allocation {
     counted: u64,
 }
 
-/// A large allocation that was freed and is kept by its group.
-#[derive(Debug)]
-struct KeptAllocation {
-    at: u64,
-    bytes: u64,
-    chunks: Vec<Chunk>,
-}
-
 /// The session's device memory.
 #[derive(Debug)]
 pub(crate) struct Memory<S, M> {
@@ -190,10 +183,11 @@ pub(crate) struct Memory<S, M> {
     /// Pools that are not full: device, group, size class, address.
     open: BTreeSet<(i32, u32, PoolSize, u64)>,
     groups: BTreeMap<u32, Group>,
-    /// Kept memory, by group and device.
-    kept: BTreeMap<(u32, i32), Vec<KeptAllocation>>,
+    kept: Kept,
     /// Idle bytes per device, and the last value that the source received.
     idle: BTreeMap<i32, (u64, u64)>,
+    /// True if a thread is about to report the idle bytes.
+    is_watched: bool,
     /// Live allocations by address.
     live: BTreeMap<u64, Allocation>,
     /// Shares of chunks, by the address of their mapping.
@@ -220,8 +214,9 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             pools: BTreeMap::new(),
             open: BTreeSet::new(),
             groups: BTreeMap::new(),
-            kept: BTreeMap::new(),
+            kept: Kept::new(),
             idle: BTreeMap::new(),
+            is_watched: false,
             live: BTreeMap::new(),
             shares: BTreeMap::new(),
             blocks: BTreeMap::new(),
@@ -280,22 +275,6 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         address
     }
 
-    /// Reports the idle bytes to the source, if they have changed.
-    fn report_idle(&mut self) {
-        for (device, (bytes, reported)) in &mut self.idle {
-            if bytes != reported {
-                self.source.idle(*device, *bytes);
-                *reported = *bytes;
-            }
-        }
-    }
-
-    /// Counts bytes of chunks as idle, or as used again.
-    fn count_idle(&mut self, device: i32, bytes: u64, idle: bool) {
-        let (count, _) = self.idle.entry(device).or_default();
-        *count = if idle { *count + bytes } else { count.saturating_sub(bytes) };
-    }
-
     fn allocate_large(
         &mut self,
         group: u32,
@@ -304,7 +283,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     ) -> Result<(u64, AllocationPlace), Code> {
         let bytes = bytes.checked_next_multiple_of(UNIT).ok_or(code::OUT_OF_MEMORY)?;
         if let Some(kept) = self.take_kept(group, device, bytes) {
-            return Ok((kept.at, AllocationPlace::Large { chunks: kept.chunks, bytes }));
+            return Ok(kept);
         }
         let (at, chunks) = self.take_range(device, bytes)?;
         self.count_reserved(group, bytes, true);
@@ -325,8 +304,15 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
 
     /// Takes new chunks of `bytes` in total, a multiple of the unit.
     fn take_chunks(&mut self, device: i32, bytes: u64) -> Result<Vec<Chunk>, Code> {
-        if !self.source.affords(device, bytes) {
+        self.report_idle();
+        let (free, idle) = (self.source.free(device), self.idle_bytes(device));
+        if bytes > free {
             return Err(code::OUT_OF_MEMORY);
+        }
+        // The source does not recall memory of the process that asks for more.
+        let short = bytes.saturating_sub(free.saturating_sub(idle));
+        if short > 0 {
+            self.drop_idle(device, short);
         }
         let (mut chunks, mut taken) = (Vec::new(), 0);
         while taken < bytes {
@@ -428,9 +414,8 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         device: i32,
         bytes: u64,
     ) -> Result<(u64, AllocationPlace), Code> {
-        if let Some((address, place, was_idle)) = self.take_small(group, device, bytes, true) {
-            self.count_idle(device, was_idle.unwrap_or(0), false);
-            return Ok((address, place));
+        if let Some(taken) = self.take_small(group, device, bytes) {
+            return Ok(taken);
         }
         let size = PoolSize::of(bytes);
         let (base, mut pool) = self.new_pool(group, device, size)?;
@@ -441,15 +426,8 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Ok((base + offset, AllocationPlace::Small { pool: base, place }))
     }
 
-    /// Takes a place in an existing pool; also returns the bytes of its chunk if the pool was idle. Skips idle pools unless
-    /// `idle_too`.
-    fn take_small(
-        &mut self,
-        group: u32,
-        device: i32,
-        bytes: u64,
-        idle_too: bool,
-    ) -> Option<(u64, AllocationPlace, Option<u64>)> {
+    /// Takes a place in an existing pool.
+    fn take_small(&mut self, group: u32, device: i32, bytes: u64) -> Option<(u64, AllocationPlace)> {
         let size = PoolSize::of(bytes);
         let range = (device, group, size, 0)..=(device, group, size, u64::MAX);
         let mut full = Vec::new();
@@ -457,12 +435,9 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         for entry @ (.., base) in self.open.range(range) {
             let Some(pool) = self.pools.get_mut(base) else { continue };
             let was_idle = pool.is_idle();
-            if was_idle && !idle_too {
-                continue;
-            }
             if let Some((offset, place)) = pool.take(bytes) {
                 let place = AllocationPlace::Small { pool: *base, place };
-                found = Some((*base + offset, place, was_idle.then_some(pool.bytes())));
+                found = Some((*base + offset, place, if was_idle { pool.bytes() } else { 0 }));
                 break;
             }
             if pool.is_full() {
@@ -472,7 +447,9 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         for entry in full {
             self.open.remove(&entry);
         }
-        found
+        let (address, place, was_idle) = found?;
+        self.count_idle(device, was_idle, false);
+        Some((address, place))
     }
 
     fn new_pool(&mut self, group: u32, device: i32, size: PoolSize) -> Result<(u64, ChunkPool), Code> {
@@ -492,17 +469,20 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
 
     /// Frees an allocation of [`Memory::allocate_in`] or [`Memory::open_share`].
     pub(crate) fn free(&mut self, address: u64) -> Result<(), Code> {
+        let freed = self.release(address);
+        self.report_idle();
+        freed
+    }
+
+    /// As [`Memory::free`], without a report of the idle bytes.
+    fn release(&mut self, address: u64) -> Result<(), Code> {
         let Allocation { place, group, counted } = self.live.remove(&address).ok_or(code::INVALID_VALUE)?;
         self.count_freed(group, counted);
         match place {
-            AllocationPlace::Large { chunks, bytes } => {
-                self.unshare(address, &chunks);
-                self.keep_or_give(group, KeptAllocation { at: address, bytes, chunks });
-            }
+            AllocationPlace::Large { chunks, bytes } => self.free_large(group, address, bytes, chunks),
             AllocationPlace::Opened { base, chunks, bytes } => self.give_up(base, bytes, chunks),
             AllocationPlace::Small { pool: base, place } => self.free_small(address, counted, base, place)?,
         }
-        self.report_idle();
         Ok(())
     }
 
@@ -525,14 +505,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         self.open.insert((device, group, size, base));
         if is_idle {
             self.count_idle(device, bytes, true);
-            // One idle pool of a kind stays, so that a program that allocates and frees a little in turn does not make and
-            // release a chunk each time; more stay as long as their group keeps them.
-            let of_kind = |pool: &&ChunkPool| {
-                pool.device() == device && pool.group() == group && pool.size() == size && pool.is_idle()
-            };
-            let many = self.pools.values().filter(of_kind).count() > 1;
-            // A pool that another process may have open is not idle.
-            if self.shares.contains_key(&base) || (many && !self.keeps(group)) {
+            if !self.keeps_pool(base) {
                 self.drop_pool(base);
             }
         }
@@ -552,34 +525,6 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             self.unshare(base, core::slice::from_ref(&chunk));
             self.give_up(base, bytes, vec![chunk]);
         }
-    }
-
-    /// Gives idle memory of a device back, up to `wanted` bytes; returns the bytes given.
-    fn drop_idle(&mut self, device: i32, wanted: u64) -> u64 {
-        let mut given = 0;
-        while given < wanted
-            && let Some(kept) = self.pop_kept(device)
-        {
-            given += kept.bytes;
-            self.report_idle();
-            self.give_up(kept.at, kept.bytes, kept.chunks);
-        }
-        let idle = self.pools.iter().filter(|(_, pool)| pool.device() == device && pool.is_idle());
-        let idle: Vec<(u64, u64)> = idle.map(|(base, pool)| (*base, pool.bytes())).collect();
-        for (base, bytes) in idle {
-            if given >= wanted {
-                break;
-            }
-            self.drop_pool(base);
-            given += bytes;
-        }
-        given
-    }
-
-    /// Gives idle memory back that the arbiter recalls.
-    pub(crate) fn recall(&mut self, device: i32, bytes: u64) {
-        self.drop_idle(device, bytes);
-        self.report_idle();
     }
 }
 

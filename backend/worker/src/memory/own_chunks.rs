@@ -156,7 +156,7 @@ impl ChunkSource for OwnChunks {
         }
     }
 
-    fn affords(&mut self, device: i32, bytes: u64) -> bool {
-        self.ledger.info(device).0 >= bytes
+    fn free(&mut self, device: i32) -> u64 {
+        self.ledger.info(device).0
     }
 }

@@ -46,9 +46,9 @@ impl ChunkSource for Mock {
         world.idle = bytes;
     }
 
-    fn affords(&mut self, _device: i32, bytes: u64) -> bool {
+    fn free(&mut self, _device: i32) -> u64 {
         let world = self.0.borrow();
-        bytes <= world.left + world.idle
+        world.left + world.idle
     }
 
     fn give(&mut self, chunk: Chunk) {
@@ -132,13 +132,14 @@ fn large_allocation_is_one_range_of_many_chunks() {
     let sizes: Vec<u64> = mock.0.borrow().mapped.values().map(|(_, bytes)| bytes / MIB).collect();
     assert_eq!(sizes, [512, 32, 32, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]);
     memory.free(address).unwrap();
+    assert_eq!(memory.free(address), Err(code::INVALID_VALUE), "freed twice");
+    memory.recall(0, 1);
     assert!(mock.0.borrow().chunks.is_empty());
     assert_eq!(memory.space.ranges(), [(BASE, WINDOW)]);
-    assert_eq!(memory.free(address), Err(code::INVALID_VALUE), "freed twice");
 }
 
 #[test]
-fn allocation_in_a_used_pool_calls_neither_source_nor_mapper() {
+fn allocation_in_a_pool_calls_neither_source_nor_mapper() {
     let (mut memory, mock) = memory(64 * MIB);
     assert_eq!(memory.allocate_at_hand(0, 0, 1), None, "there is no chunk yet");
     let first = memory.allocate(0, 1).unwrap();
@@ -152,18 +153,77 @@ fn allocation_in_a_used_pool_calls_neither_source_nor_mapper() {
     assert!(!memory.free_at_hand(first), "freed twice");
     assert_eq!(memory.allocate_at_hand(0, 0, 1), Some(first), "the freed address is used again");
     assert!(memory.free_at_hand(first));
+    assert!(!memory.begin_watch(), "nothing is idle");
+    assert!(memory.free_at_hand(second), "one idle chunk stays");
+    assert!(memory.begin_watch(), "which has to be reported");
     assert_eq!(mock.0.borrow().calls, calls, "source and mapper are not called");
-
-    assert!(!memory.free_at_hand(second), "the chunk becomes idle, which is reported");
-    memory.free(second).unwrap();
+    assert!(memory.watch());
     assert_eq!(mock.0.borrow().idle, UNIT);
-    assert_eq!(memory.allocate_at_hand(0, 0, 1), None, "the chunk is no longer idle, which is reported");
-    let large = memory.allocate(0, LARGE).unwrap();
-    assert!(!memory.free_at_hand(large));
+    assert!(memory.allocate_at_hand(0, 0, 1).is_some());
+    assert!(!memory.begin_watch(), "a thread watches already");
+    assert!(memory.watch());
+    assert_eq!(mock.0.borrow().idle, 0);
+    assert!(!memory.watch(), "nothing has changed");
 
     let (first, _) = (memory.allocate(0, 1).unwrap(), memory.allocate(0, 1).unwrap());
     mock.0.borrow_mut().clears = true;
     assert!(!memory.free_at_hand(first), "freed memory must be cleared");
+}
+
+// Promise: P60
+#[test]
+fn large_allocation_of_the_same_size_takes_the_place_of_a_freed_one() {
+    let (mut memory, mock) = memory(128 * MIB);
+    let first = memory.allocate(0, 34 * MIB - 1).unwrap();
+    let calls = mock.0.borrow().calls;
+    assert!(memory.free_at_hand(first));
+    assert_eq!(memory.allocate_at_hand(0, 0, 32 * MIB), None, "of another size");
+    assert_eq!(memory.allocate_at_hand(0, 0, 34 * MIB), Some(first));
+    assert!(memory.free_at_hand(first));
+    assert_eq!(mock.0.borrow().calls, calls, "source and mapper are not called");
+
+    memory.age();
+    assert_eq!(memory.allocate_at_hand(0, 0, 34 * MIB), Some(first), "kept since the last time");
+    assert!(memory.free_at_hand(first));
+    memory.age();
+    assert!(memory.keeps_any());
+    memory.age();
+    assert!(!memory.keeps_any());
+    assert_eq!((mock.0.borrow().left, mock.0.borrow().idle), (128 * MIB, 0), "it is given back");
+}
+
+// Promise: P60
+#[test]
+fn kept_memory_makes_room_for_allocations_of_other_sizes() {
+    let (mut memory, mock) = memory(128 * MIB);
+    let large = [32, 32, 64].map(|size| memory.allocate(0, size * MIB).unwrap());
+    assert_eq!(memory.allocate(0, 2 * MIB), Err(code::OUT_OF_MEMORY));
+    large.into_iter().for_each(|at| assert!(memory.free_at_hand(at)));
+    assert_eq!(mock.0.borrow().left, 0);
+    let at = memory.allocate(0, 128 * MIB).unwrap();
+    let sizes: Vec<u64> = mock.0.borrow().mapped.values().map(|(_, bytes)| bytes / MIB).collect();
+    assert_eq!(sizes, [32; 4], "in the largest chunks");
+    memory.free(at).unwrap();
+    assert!(memory.allocate(0, 1).is_ok(), "a pool has room, too");
+}
+
+// Promise: P60
+#[test]
+fn kept_allocations_are_bounded_and_never_shared() {
+    let (mut memory, mock) = memory(512 * MIB);
+    let all: Vec<u64> = (0..=limits::KEPT).map(|_| memory.allocate(0, LARGE).unwrap()).collect();
+    let (last, kept) = all.split_last().unwrap();
+    kept.iter().for_each(|at| assert!(memory.free_at_hand(*at)));
+    assert!(!memory.free_at_hand(*last));
+    memory.free(*last).unwrap();
+    assert_eq!(mock.0.borrow().idle, kept.len() as u64 * LARGE, "the last one is given back");
+
+    memory.recall(0, u64::MAX);
+    let shared = memory.allocate(0, LARGE).unwrap();
+    memory.shares.insert(shared, 1);
+    assert!(!memory.free_at_hand(shared), "another process may have it open");
+    memory.free(shared).unwrap();
+    assert_eq!((mock.0.borrow().left, memory.shares.len()), (512 * MIB, 0));
 }
 
 #[test]
@@ -174,7 +234,7 @@ fn fragmented_device_lends_smaller_chunks() {
     assert_eq!(mock.0.borrow().mapped.len(), 32);
     assert_eq!(memory.allocate(0, 1), Err(code::OUT_OF_MEMORY));
     memory.free(address).unwrap();
-    assert!(memory.allocate(0, 1).is_ok());
+    assert!(memory.allocate(0, 1).is_ok(), "kept memory is given back");
 }
 
 #[test]
@@ -272,6 +332,8 @@ proptest! {
         for address in live.into_keys() {
             prop_assert_eq!(memory.free(address), Ok(()));
         }
+        let left = mock.0.borrow().left;
+        prop_assert_eq!(memory.idle_bytes(0), (256 << 20) - left, "all that is kept is idle");
         memory.recall(0, u64::MAX);
         prop_assert_eq!(mock.0.borrow().left, 256 << 20);
         prop_assert_eq!(memory.space.ranges(), [(BASE, WINDOW)]);

@@ -7,7 +7,7 @@ use crate::{
     streams::{function, image, launch},
 };
 use sluice_kit::wait::eventually;
-use sluice_messages::custody::{Growth, UNIT};
+use sluice_messages::custody::Growth;
 use sluice_protocol::{
     calls::wire,
     field::{AccessFlags, ArenaIn, ArenaOut, DeviceAddress, ElementSize, Ordinal, Size, Writer},
@@ -65,9 +65,9 @@ fn workers_of_a_vm_share_its_limit_and_return_idle_memory_on_recall() {
     let small = one.allocate(100).unwrap();
     free(&mut one, small);
     assert_eq!(one.info().0, 64 * MIB);
-    assert_eq!(arbiter.lent(), UNIT, "an idle pool");
-    arbiter.recall(UNIT);
-    eventually("the idle pool", || arbiter.lent() == 0);
+    assert_eq!(arbiter.lent(), 42 * MIB, "an idle pool, and the allocation that was freed");
+    arbiter.recall(42 * MIB);
+    eventually("all of it", || arbiter.lent() == 0);
     two.allocate(64 * MIB).unwrap();
     assert_eq!(one.info().0, 0);
     assert_eq!(one.allocate(1), Err(OUT_OF_MEMORY));

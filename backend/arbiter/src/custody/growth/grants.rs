@@ -43,7 +43,7 @@ impl Custody {
             return self.refuse(id, serial, code::DEVICE_UNAVAILABLE);
         }
         let bytes = self.least(cause, bytes);
-        if self.grows_over(id, bytes) && !self.leaves(vm) {
+        if self.is_without_room(id, vm, bytes, now) {
             return self.refuse(id, serial, code::OUT_OF_MEMORY);
         }
         if let Some(worker) = self.workers.get_mut(&id) {
@@ -77,6 +77,16 @@ impl Custody {
     /// True if the VM's quota does not allow this growth. An ancestor's escrow may still rise.
     fn grows_over(&self, id: WorkerId, bytes: u64) -> bool {
         matches!(self.admit_growth(id, bytes), Err(LendRefusal::Limit(_) | LendRefusal::Closed))
+    }
+
+    /// True if the VM's quota does not allow this growth, and no memory of the VM is about to be free. Recalls idle chunks.
+    fn is_without_room(&mut self, id: WorkerId, vm: VmKey, bytes: u64, now: Millis) -> bool {
+        match self.admit_growth(id, bytes) {
+            // A worker that waits for growth in one thread gives back idle chunks in another.
+            Err(LendRefusal::Limit(over)) => !self.recall_idle(vm, None, over, now) && !self.leaves(vm),
+            Err(LendRefusal::Closed) => !self.leaves(vm),
+            _ => false,
+        }
     }
 
     /// True if memory of a VM's drivers is about to be free, because a worker has ended or is being ended, or may be seen to be
@@ -160,10 +170,7 @@ impl Custody {
             let mut index = 0;
             while let Some(wish) = self.growth.wishes.get(line, index).filter(|_| index < CONSIDERED).copied()
             {
-                let grows_over = |custody: &mut Custody| {
-                    custody.grows_over(wish.worker, wish.bytes) && !custody.leaves(wish.vm)
-                };
-                if wish.deadline > now && !grows_over(self) {
+                if wish.deadline > now && !self.is_without_room(wish.worker, wish.vm, wish.bytes, now) {
                     index += 1;
                     continue;
                 }

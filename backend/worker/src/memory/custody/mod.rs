@@ -311,10 +311,10 @@ impl ChunkSource for Arc<Custody> {
         }
     }
 
-    fn affords(&mut self, device: i32, bytes: u64) -> bool {
-        self.link(device).is_ok_and(|link| {
+    fn free(&mut self, device: i32) -> u64 {
+        self.link(device).map_or(0, |link| {
             link.settle();
-            link.memory().0 >= bytes
+            link.memory().0
         })
     }
 
