@@ -12,7 +12,7 @@ use sluice_tests::direct::{TIMEOUT, private_kibibytes};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, kill, signal, tail};
 use sluice_tests::programs;
-use sluice_tests::tenants::{Options, Tenants, Unit};
+use sluice_tests::tenants::{Charge, Options, Tenants, Unit};
 
 const MIB: u64 = 1 << 20;
 const DEVICE_MIB: u64 = 256;
@@ -279,6 +279,40 @@ fn idle_memory_of_a_program_is_at_hand_for_another() -> Result<()> {
     let ran = tenants.run(1, &programs::hostile("freed")?, &[])?;
     ensure!(ran.status.success(), "{}: {}\n{}", ran.status, ran.stdout, ran.stderr);
     tenants.wait_for_charge(1, |charge| charge.lent == 0)?;
+    tenants.stop()
+}
+
+// Promise: P61
+#[test]
+fn warm_worker_has_no_memory_until_a_program_gets_it() -> Result<()> {
+    let mut options = Options::with_limits(DEVICE_MIB, &[64]);
+    options.arguments = vec!["--warm-workers".to_owned()];
+    let tenants = Tenants::start(&Binaries::locate()?, &options)?;
+    let waits_for = |count: usize| -> Result<Vec<u32>> {
+        let start = Instant::now();
+        loop {
+            let found = tenants.processes("sluice-worker")?;
+            if found.len() == count {
+                return Ok(found);
+            }
+            ensure!(start.elapsed() < TIMEOUT, "{found:?}\n{}", tail(&tenants.printed(), 40));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let warm = waits_for(1)?[0];
+    println!("a warm worker has {} KiB of private memory", private_kibibytes(warm)?);
+    ensure!(tenants.charge(1)? == Charge { epoch: 1, ..Charge::default() }, "{:?}", tenants.charge(1)?);
+
+    let mut hold = tenants.spawn(1, "hold", &programs::program("hold")?, &["1000"])?;
+    hold.wait_for_line("holding, 0 wrong", TIMEOUT)?;
+    ensure!(tenants.workers(1)? == [warm], "{:?}", tenants.workers(1)?);
+    waits_for(2)?;
+    tenants.fence(1)?;
+    waits_for(0)?;
+    tenants.readmit(1)?;
+    let ran = tenants.run(1, &programs::program("vector_add")?, &[])?;
+    ensure!(ran.status.success(), "{}: {}\n{}", ran.status, ran.stdout, ran.stderr);
+    waits_for(1)?;
     tenants.stop()
 }
 

@@ -100,6 +100,9 @@ pub struct Arguments {
     /// Session starts of a VM that need not wait, if it has not started any for a while [default: 64]
     #[arg(long, value_name = "N")]
     pub starts_at_once: Option<u32>,
+    /// Keep a worker ready for the next session of each VM
+    #[arg(long)]
+    pub warm_workers: bool,
     /// Range of user ids: run each worker as a user of its own; needs root, and a cgroup directory
     #[arg(long, value_name = "FIRST:COUNT")]
     pub worker_uids: Option<NumberRange>,
@@ -171,6 +174,7 @@ struct File {
     verify: Option<VerifyWord>,
     starts_per_second: Option<u32>,
     starts_at_once: Option<u32>,
+    warm_workers: bool,
     worker_uids: Option<NumberRange>,
     cgroup: Option<PathBuf>,
     launcher: Option<PathBuf>,
@@ -358,6 +362,8 @@ pub struct Configuration {
     pub starts_per_second: u32,
     /// Session starts of a VM that need not wait.
     pub starts_at_once: u32,
+    /// True if each VM keeps a worker ready for its next session.
+    pub warm_workers: bool,
     /// User ids for workers.
     pub worker_uids: Option<NumberRange>,
     /// Directory for cgroups.
@@ -487,6 +493,7 @@ impl Configuration {
             fence: file.fence,
             starts_per_second,
             starts_at_once,
+            warm_workers: arguments.warm_workers || file.warm_workers,
             worker_uids,
             cgroup,
             launcher: launcher.map(std::path::absolute).transpose()?,

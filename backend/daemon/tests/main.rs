@@ -12,3 +12,4 @@ mod metrics;
 mod placing;
 mod services;
 mod users;
+mod warm;

@@ -534,7 +534,7 @@ messages! {
 pub struct WorkerSetup {
     /// The VM's number, for logs.
     pub vm: u32,
-    /// The session's number, for logs.
+    /// The session's number, for logs; 0 for a worker that waits for its session.
     pub session: u32,
     /// Absolute path of the driver library to load.
     pub driver: String,

@@ -2,8 +2,10 @@
 
 //! The program `sluice-worker`: one session on the driver, over an inherited control socket.
 
+use crate::control::RunError;
 use clap::Parser;
 use rustix::fd::{FromRawFd, OwnedFd};
+use sluice_messages::channel::SetupError;
 use sluice_shared_memory::bus;
 use std::{os::fd::RawFd, process::ExitCode};
 
@@ -49,6 +51,8 @@ pub unsafe fn main() -> ExitCode {
     }
     match crate::run(control) {
         Ok(()) => ExitCode::SUCCESS,
+        // No process wants it any more.
+        Err(RunError::Closed | RunError::Setup(SetupError::Closed)) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(%error, "the session could not begin");
             ExitCode::FAILURE

@@ -58,14 +58,17 @@ const OPENED: Duration = Duration::from_secs(30);
 /// Time between two tries.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Sends a new worker its setup, and a socket to the arbiter of each of its devices, by ordinal. The few messages find an empty
+/// Sends a new worker its setup: it starts its driver. This message and those of [`send_arbiters`] are few and find an empty
 /// socket, so they cannot block.
-pub(crate) fn set_up_worker<'a>(
+pub(crate) fn set_up_worker(worker: &OwnedFd, setup: &WorkerSetup) -> io::Result<()> {
+    Ok(socket::send(worker, &codec::encode(setup).map_err(io::Error::other)?, &[])?)
+}
+
+/// Sends a worker a socket to the arbiter of each of its devices, by ordinal.
+pub(crate) fn send_arbiters<'a>(
     worker: &OwnedFd,
-    setup: &WorkerSetup,
     arbiters: impl IntoIterator<Item = (u32, BorrowedFd<'a>)>,
 ) -> io::Result<()> {
-    socket::send(worker, &codec::encode(setup).map_err(io::Error::other)?, &[])?;
     for (device, arbiter) in arbiters {
         socket::send(worker, &ToWorker::Custody { device }.encode(), &[arbiter])?;
     }

@@ -31,7 +31,8 @@ pub(crate) async fn serve(launching: Rc<Launching>, vm_set: Rc<VmSet>, unit_even
         // Read before the sessions: workers that the launcher starts in between are not checked.
         let perhaps = launching.perhaps_workers();
         let vms = vm_set.all();
-        let known: BTreeSet<u32> = vms.iter().flat_map(|vm| vm.worker_numbers()).collect();
+        let of_sessions = vms.iter().flat_map(|vm| vm.worker_numbers());
+        let known: BTreeSet<u32> = of_sessions.chain(vms.iter().filter_map(|vm| vm.warm_worker())).collect();
         // Most are devices, which need no check.
         let devices: BTreeSet<u32> = vms.iter().filter_map(|vm| vm.device()).collect();
         let unknown = perhaps.into_iter().filter(|child| !known.contains(child) && !devices.contains(child));

@@ -16,7 +16,10 @@ use tokio::time::{sleep, timeout};
 
 use super::Unit;
 use crate::{
-    handover::{launching::set_up_worker, process::KillOnDrop},
+    handover::{
+        launching::{send_arbiters, set_up_worker},
+        process::KillOnDrop,
+    },
     records::unit_event::UnitEvent,
 };
 
@@ -157,7 +160,8 @@ impl Unit {
             identity: self.place.visible.uuid(),
         };
         let (custody, theirs) = socket::pair()?;
-        set_up_worker(&started.socket, &setup, [(self.place.ordinal(), custody.as_fd())])?;
+        set_up_worker(&started.socket, &setup)?;
+        send_arbiters(&started.socket, [(self.place.ordinal(), custody.as_fd())])?;
         let cgroup_kill = probe.0.cgroup_kill().map(OwnedFd::try_clone).transpose()?;
         let message = ToArbiter::Prober { process: probe.0.number(), grouped: cgroup_kill.is_some() };
         let mut descriptors = vec![theirs, probe.0.pidfd().try_clone()?];

@@ -5,7 +5,11 @@ use std::{collections::BTreeMap, os::fd::AsFd as _, rc::Rc, time::Instant};
 
 use sluice_messages::control::{ToDevice, ToLauncher};
 use sluice_runtime::rate::TokenBucket;
-use tokio::{sync::watch, task::JoinSet, time::timeout};
+use tokio::{
+    sync::watch,
+    task::{JoinSet, spawn_local},
+    time::timeout,
+};
 
 use crate::{handover::running::Started, records::state::adoption::DeviceRecord, spec::VmSpec};
 
@@ -29,6 +33,7 @@ impl Vm {
                 Err(reason) => break Err(VmError::Device { vm, reason }),
             };
             self.phase.send_replace(VmPhase::Running);
+            spawn_local(Rc::clone(&self).warm_up(Rc::clone(&device_process)));
             let mut sessions = JoinSet::new();
             for (serial, worker) in device_process.running() {
                 let (vm, device_process) = (Rc::clone(&self), Rc::clone(&device_process));
@@ -135,6 +140,7 @@ impl Vm {
         running: bool,
     ) {
         device_process.over.send_replace(true);
+        self.dismiss_warm();
         let vm = self.id();
         self.launching.fd_store().forget(&socket_name(vm));
         self.launching.adoption().note(|all| _ = all.devices.remove(&vm));

@@ -17,6 +17,7 @@
 mod device;
 mod sessions;
 mod turns;
+mod warm;
 
 use std::{
     cell::{Cell, RefCell},
@@ -50,6 +51,7 @@ use crate::{
     vms::context::VmContext,
 };
 use turns::StartTurns;
+use warm::WarmPlace;
 
 /// CUDA_ERROR_DEVICE_UNAVAILABLE: the code for a guest that cannot have a worker.
 pub const DEVICE_UNAVAILABLE: u32 = sluice_protocol::session::refusal::DEVICE_UNAVAILABLE;
@@ -84,6 +86,7 @@ pub struct Vm {
     starts: StartTurns,
     complaints: RefCell<TokenBucket>,
     device_process: RefCell<Option<Rc<DeviceProcess>>>,
+    warm: WarmPlace,
 }
 
 /// Fences of a VM since it was registered.
@@ -201,6 +204,7 @@ impl Vm {
             starts,
             complaints: RefCell::new(TokenBucket::new(0.1, 10, now)),
             device_process: RefCell::new(None),
+            warm: WarmPlace::default(),
         });
         for unit in vm.units().iter() {
             unit.admit(spec.id, vm.terms());
@@ -341,6 +345,7 @@ impl Vm {
 
     /// Changes its units. Only while it is held, or has none: no worker may be left on the old ones.
     pub(crate) fn put_on(&self, units: Option<Rc<[Rc<Unit>]>>) {
+        self.dismiss_warm();
         let before = self.units.replace(units).unwrap_or_default();
         for unit in self.units().iter() {
             unit.admit(self.id(), self.terms());

@@ -14,10 +14,17 @@ use sluice_messages::{
 };
 use sluice_protocol::limits;
 use sluice_runtime::process::Identity;
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{
+    task::{JoinSet, spawn_local},
+    time::timeout,
+};
 
 use crate::{
-    handover::{launching::set_up_worker, process::LaunchedProcess, running::Started},
+    handover::{
+        launching::{send_arbiters, set_up_worker},
+        process::LaunchedProcess,
+        running::Started,
+    },
     records::unit_event::UnitEvent,
     units::unit::{Borrower, Unit},
 };
@@ -30,6 +37,7 @@ const START: Duration = Duration::from_secs(50);
 impl Vm {
     /// Ends all its workers; the device and its guest live on, and are notified of each.
     pub(crate) fn end_workers(&self) {
+        self.dismiss_warm();
         if let Some(device_process) = self.device_process.borrow().as_ref() {
             for worker in
                 device_process.sessions.borrow().values().filter_map(|session| session.worker.as_ref())
@@ -149,7 +157,7 @@ impl Vm {
             }
             FromDevice::SessionEnded { session } => {
                 for worker in device_process.session_ended(session) {
-                    tokio::task::spawn_local(Rc::clone(self).see_off(worker));
+                    spawn_local(Rc::clone(self).see_off(worker));
                 }
                 true
             }
@@ -179,8 +187,8 @@ impl Vm {
 
     /// Serves one session: starts its worker, hands it to the device, and waits for its end.
     pub(super) async fn session(
-        &self,
-        device_process: &DeviceProcess,
+        self: &Rc<Self>,
+        device_process: &Rc<DeviceProcess>,
         serial: u64,
         (session, user): (u32, u32),
     ) {
@@ -221,6 +229,9 @@ impl Vm {
         };
         // From here on the device has the worker's only socket.
         drop(socket);
+        if handed {
+            spawn_local(Rc::clone(self).warm_up(Rc::clone(device_process)));
+        }
         let over = async {
             worker.gone().await;
             self.session_over(device_process, serial);
@@ -263,11 +274,7 @@ impl Vm {
         let Some(units) = self.units.borrow().clone() else {
             return Err("the VM has no unit; a PUT of the VM finds one, if there is room".to_owned());
         };
-        let sound = || match units.iter().find(|unit| self.checkpoint.quarantine(unit.number()).is_some()) {
-            Some(unit) => Err(format!("unit {} is quarantined", unit.number())),
-            None => Ok(()),
-        };
-        sound()?;
+        self.sound_units(&units)?;
         let deadline = Instant::now() + UNIT;
         for unit in self.units().iter() {
             if !unit.ready(deadline.saturating_duration_since(Instant::now())).await {
@@ -278,14 +285,53 @@ impl Vm {
                 unit.probed().await;
             }
         }
-        sound()?;
+        self.sound_units(&units)?;
         // A fence waits for the sessions that have begun by then, and for no other.
         if fenced() {
             return Err("the VM was fenced meanwhile".to_owned());
         }
         device_process.begin(serial);
-        let request = ToLauncher::StartWorker { vm: self.id(), session, visible: self.visible() };
-        self.launching.start(request).await.map_err(|error| error.to_string())
+        match self.take_warm() {
+            Some(warm) => Ok(warm),
+            None => self.launch_worker(session).await,
+        }
+    }
+
+    /// Fails if one of the units is quarantined.
+    fn sound_units(&self, units: &[Rc<Unit>]) -> Result<(), String> {
+        match units.iter().find(|unit| self.checkpoint.quarantine(unit.number()).is_some()) {
+            Some(unit) => Err(format!("unit {} is quarantined", unit.number())),
+            None => Ok(()),
+        }
+    }
+
+    /// True if it has units, and none is quarantined.
+    pub(super) fn has_sound_units(&self) -> bool {
+        let units = self.units();
+        !units.is_empty() && self.sound_units(&units).is_ok()
+    }
+
+    /// Starts a worker, which starts its driver; its session is for logs, 0 if it is not known yet.
+    pub(super) async fn launch_worker(&self, session: u32) -> Result<Started, String> {
+        let visible = self.visible();
+        let setup = WorkerSetup {
+            vm: self.id(),
+            session,
+            driver: self.configuration.driver.clone(),
+            mapped_runs: self.configuration.mapped_runs,
+            devices: u32::try_from(self.units().len()).unwrap_or(u32::MAX),
+            scrub_every_free: self.configuration.scrub_every_free,
+            identity: visible.uuid(),
+        };
+        let request = ToLauncher::StartWorker { vm: self.id(), session, visible };
+        let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
+        match set_up_worker(&started.socket, &setup) {
+            Ok(()) => Ok(started),
+            Err(error) => {
+                started.process.kill();
+                Err(error.to_string())
+            }
+        }
     }
 
     /// Waits for the end of a killed worker. If it does not end, it hangs in the driver.
@@ -295,7 +341,7 @@ impl Vm {
         }
     }
 
-    /// Sends a worker its setup and its custody sockets, and hands it to the device.
+    /// Sends a worker its custody sockets, and hands it to the device.
     pub(super) async fn hand_over(
         &self,
         device_process: &DeviceProcess,
@@ -306,17 +352,8 @@ impl Vm {
     ) -> Result<(), String> {
         let borrower = Borrower { vm: self.id(), epoch, session, user };
         let custody = self.introduce(borrower, worker)?;
-        let setup = WorkerSetup {
-            vm: self.id(),
-            session,
-            driver: self.configuration.driver.clone(),
-            mapped_runs: self.configuration.mapped_runs,
-            devices: u32::try_from(custody.len()).unwrap_or(u32::MAX),
-            scrub_every_free: self.configuration.scrub_every_free,
-            identity: self.visible().uuid(),
-        };
         let arbiters = (0..).zip(custody.iter().map(|custody| custody.as_fd()));
-        set_up_worker(socket, &setup, arbiters).map_err(|error| error.to_string())?;
+        send_arbiters(socket, arbiters).map_err(|error| error.to_string())?;
         let message = ToDevice::Worker { session, grouped: worker.cgroup_kill().is_some() };
         let mut descriptors = vec![socket.as_fd(), worker.pidfd().as_fd()];
         descriptors.extend(worker.cgroup_kill().map(AsFd::as_fd));
@@ -334,7 +371,7 @@ impl Vm {
     }
 
     /// The devices visible to its workers' drivers: one unit by its identity; several only if each is a whole device.
-    fn visible(&self) -> Visible {
+    pub(super) fn visible(&self) -> Visible {
         match &*self.units() {
             [unit] => unit.place().visible,
             _ => Visible::Host,
