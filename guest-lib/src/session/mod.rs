@@ -291,6 +291,10 @@ impl Session {
     /// has a place in the ring, so later work does not delay the answer.
     fn ask(&self, slot: u32, sequence: u64) {
         let Some(asked) = self.asked.get(slot as usize) else { return };
+        // A worker that sleeps has marked everything, and need not be woken for that.
+        if layout::is_marked(self.words()) {
+            return;
+        }
         if asked.load(Ordering::Relaxed) < sequence && asked.fetch_max(sequence, Ordering::Relaxed) < sequence
         {
             // If it cannot be published, the session is over, which every wait finds.

@@ -45,6 +45,7 @@ use sluice_protocol::{
     park::Parking,
     record::{Header, NO_REPLY},
     ring::{Consumer, RingError},
+    session as page,
 };
 use sluice_runtime::limited;
 use std::{
@@ -207,9 +208,14 @@ impl Dispatcher {
                     let notices = Arc::clone(&self.shared.notices);
                     let ready = || !consumer.is_empty(words) || notices.any();
                     let mut follows = spin.until(busy, ready);
-                    if !follows && self.has_unmarked() {
+                    if !follows {
                         // Nothing follows soon, so all ends are looked for.
-                        busy = self.mark_all();
+                        if self.has_unmarked() {
+                            busy = self.mark_all();
+                        }
+                        if self.submitter.is_some() {
+                            page::set_marked(words, consumer.position());
+                        }
                         follows = ready();
                     }
                     if !follows && (busy || !spin.nap(ready)) && Parking::WORKER.enter(words, ready) {
