@@ -131,9 +131,7 @@ impl ProcessState {
         // From now on no stream is made in it.
         self.contexts.greens.remove(green);
         self.streams.detach(&self.session, raw, green.default)?;
-        for (slot, sequence) in self.streams.posted_of_green(raw) {
-            self.session.wait_complete(slot, sequence)?;
-        }
+        self.session.wait_all(self.streams.posted_of_green(raw))?;
         self.gates.end_green(&self.session, &self.streams, &self.events, raw)?;
         let ids = handle::GreenContext::of(&self.objects);
         let id = ids.take(raw)?;
@@ -153,9 +151,7 @@ impl ProcessState {
             }
         }
         let streams = self.streams.retire_context(raw);
-        for (stream, sequence) in self.streams.posted(raw, false) {
-            self.session.wait_complete(stream, sequence)?;
-        }
+        self.session.wait_all(self.streams.posted(raw, false))?;
         self.device_map.forget_context(raw);
         Contexts::destroy_on_host(&self.session, id)?;
         self.streams.give_all(raw, streams);

@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Version of the records; a worker refuses a shim of another version.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Ids of wire calls of earlier versions.
 pub const RETIRED: &[u16] = &[0x0100, 0x0102, 0x0113, 0x0500, 0x0501];
@@ -91,9 +91,12 @@ macro_rules! for_each_wire_call {
                 /// Frees an allocation when the header's stream has completed its earlier work.
                 0x0104 post memory_free_ordered(address: DeviceAddress) -> ();
 
-                /// Launches a kernel. The guest has checked everything that the driver would refuse at once.
+                /// Launches a kernel. The guest has checked everything that the driver would refuse at once. Its end is published when
+                /// `mark` asks for it, or else by and by; the end of all other work without being asked for.
                 0x0300 post launch<'a>(function: Id<Function>, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool,
                     attributes: LaunchAttributes<'a>, parameters: ParameterBytes<'a>) -> ();
+                /// Asks for the end of everything that was posted before to the stream in a slot. The call is no work: it has no sequence.
+                0x0301 post mark(slot: u32) -> ();
 
                 /// Creates a stream of the current context in stream slot `slot`, whose sequence continues.
                 0x0400 post stream_create(stream: Mint<Stream>, slot: u32, flags: u32, priority: i32) -> ();

@@ -104,6 +104,12 @@ impl Consumer {
         Consumer { head: 0 }
     }
 
+    /// Bytes ever consumed.
+    #[must_use]
+    pub const fn position(&self) -> u64 {
+        self.head
+    }
+
     /// True if every published byte is consumed.
     pub fn is_empty(&self, memory: &impl Shared) -> bool {
         memory.load_u64(session::RING_TAIL, Ordering::Acquire) == self.head

@@ -82,6 +82,10 @@ pub const HOST_CALL: usize = 0x240;
 /// Offset of the latest [`HostCall`] that has returned; guest to worker.
 pub const HOST_RETURN: usize = 0x280;
 
+/// Offset of the ring position up to which the worker publishes the ends of all work without being asked; worker to guest. A mirror of
+/// the page leaves it at 0.
+pub const MARKED: usize = 0x2c0;
+
 /// Offset of the attach table.
 pub const ATTACHMENTS_AT: usize = 0x1000;
 /// Offset of the table of completed sequences.
@@ -249,6 +253,16 @@ pub fn completed(memory: &impl Shared, slot: u32) -> u64 {
 /// Publishes that everything posted to stream slot `slot` up to `sequence` is complete.
 pub fn set_completed(memory: &impl Shared, slot: u32, sequence: u64) {
     memory.store_u64(sequence_at(slot), sequence, Ordering::Release);
+}
+
+/// True if the worker publishes the ends of everything that is in the ring now without being asked.
+pub fn is_marked(memory: &impl Shared) -> bool {
+    memory.load_u64(MARKED, Ordering::Acquire) >= memory.load_u64(RING_TAIL, Ordering::Acquire)
+}
+
+/// Publishes that the ends of everything up to a position of the ring are published without a request.
+pub fn set_marked(memory: &impl Shared, position: u64) {
+    memory.store_u64(MARKED, position, Ordering::Release);
 }
 
 /// The last post of a context that failed without breaking the context. The guest reports each count once; it never writes

@@ -76,6 +76,16 @@ pub struct LaunchAttribute {
 impl LaunchAttribute {
     /// No attribute, for filling arrays.
     pub const NONE: LaunchAttribute = LaunchAttribute { id: 0, pad: 0, value: [0; 8] };
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`.
+    pub const PROGRAMMATIC_EVENT: c_uint = 7;
+    /// `CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT`.
+    pub const LAUNCH_COMPLETION_EVENT: c_uint = 12;
+
+    /// True if the launch records an event.
+    #[must_use]
+    pub const fn records_event(&self) -> bool {
+        matches!(self.id, LaunchAttribute::PROGRAMMATIC_EVENT | LaunchAttribute::LAUNCH_COMPLETION_EVENT)
+    }
 }
 
 /// `CUlaunchConfig`.

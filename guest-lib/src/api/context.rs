@@ -226,10 +226,7 @@ pub(crate) fn cuCtxSynchronize_v2(_: Call, context: u64) -> Result {
     }
     GRAPHS.synchronize_context(context.raw)?;
     // Work posted after this point is not waited for.
-    let posted: Vec<_> = process.streams.posted(context.raw, false).collect();
-    for (slot, sequence) in posted {
-        process.session.wait_complete(slot, sequence)?;
-    }
+    process.session.wait_all(process.streams.posted(context.raw, false))?;
     graphs::sweep(process);
     process.session.healthy()?;
     process.session.report(context.raw)

@@ -432,9 +432,7 @@ pub(crate) fn cuGreenCtxWaitEvent(_: Call, green: u64, event: u64) -> Result {
 pub(super) fn synchronize(process: &ProcessState, green: &Green) -> Result {
     refuse_captures(process, green)?;
     GRAPHS.potentially_unsafe()?;
-    for (slot, sequence) in process.streams.posted_of_green(green.id.raw()) {
-        process.session.wait_complete(slot, sequence)?;
-    }
+    process.session.wait_all(process.streams.posted_of_green(green.id.raw()))?;
     graphs::sweep(process);
     process.session.healthy()?;
     process.session.report(green.primary)

@@ -68,9 +68,7 @@ pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
     process.session.healthy()?;
     let stream = process.stream_or_default(call, stream)?;
     graphs::refuse(process, stream)?;
-    for (slot, sequence) in process.extent(stream)? {
-        process.session.wait_complete(slot, sequence)?;
-    }
+    process.session.wait_all(process.extent(stream)?)?;
     graphs::sweep(process);
     process.session.healthy()?;
     process.session.report(stream.context)

@@ -49,6 +49,8 @@ pub(crate) struct Session {
     attachments: Mutex<Vec<bool>>,
     /// Counts of late errors that were reported, by index.
     reported: Box<[AtomicU32]>,
+    /// The sequence up to which the worker publishes the work of a stream slot without being asked again.
+    asked: Box<[AtomicU64]>,
     /// Held while text of kernels is fetched and written; `passes_on_text` is set meanwhile.
     text: Mutex<()>,
     passes_on_text: AtomicBool,
@@ -146,6 +148,7 @@ impl Session {
             // Slot 0 is the control resource.
             attachments: Mutex::new((0..limits::ATTACHMENTS).map(|slot| slot == 0).collect()),
             reported: (0..layout::LATE_ERRORS).map(|_| AtomicU32::new(0)).collect(),
+            asked: (0..limits::STREAMS).map(|_| AtomicU64::new(0)).collect(),
             text: Mutex::default(),
             passes_on_text: AtomicBool::new(false),
             synchronous: std::env::var_os("SLUICE_SYNC").is_some_and(|value| value == "1"),
@@ -270,9 +273,42 @@ impl Session {
         }
     }
 
-    /// True if everything posted to a stream slot up to `sequence` is complete.
-    pub(crate) fn is_complete(&self, slot: u32, sequence: u64) -> bool {
+    /// True if the worker has published that everything posted to a stream slot up to `sequence` is complete.
+    fn is_published(&self, slot: u32, sequence: u64) -> bool {
         layout::completed(self.words(), slot) >= sequence
+    }
+
+    /// True if everything posted to a stream slot up to `sequence` is complete. Otherwise the worker publishes it once it is.
+    pub(crate) fn is_complete(&self, slot: u32, sequence: u64) -> bool {
+        let complete = self.is_published(slot, sequence);
+        if !complete {
+            self.ask(slot, sequence);
+        }
+        complete
+    }
+
+    /// Asks the worker to publish the end of what was posted to a stream slot up to `sequence`, unless it does so anyway. The request
+    /// has a place in the ring, so later work does not delay the answer.
+    fn ask(&self, slot: u32, sequence: u64) {
+        let Some(asked) = self.asked.get(slot as usize) else { return };
+        // A worker that sleeps has marked everything, and need not be woken for that.
+        if layout::is_marked(self.words()) {
+            return;
+        }
+        if asked.load(Ordering::Relaxed) < sequence && asked.fetch_max(sequence, Ordering::Relaxed) < sequence
+        {
+            // If it cannot be published, the session is over, which every wait finds.
+            let _ = self.publish(0, &wire::mark::Args { slot }, None, NO_REPLY, 0);
+        }
+    }
+
+    /// Waits until everything posted to these stream slots, up to a sequence of each, is complete. It asks for all of them before the
+    /// first wait, so that no work that is posted meanwhile is waited for.
+    pub(crate) fn wait_all(&self, ends: impl IntoIterator<Item = (u32, u64)>) -> Result {
+        let mut open: Vec<_> = ends.into_iter().collect();
+        open.retain(|(slot, sequence)| !self.is_complete(*slot, *sequence));
+        self.pass_on_text();
+        open.into_iter().try_for_each(|(slot, sequence)| self.wait_complete(slot, sequence))
     }
 
     /// Waits until everything posted to a stream slot up to `sequence` is complete, and prints its output.
@@ -281,7 +317,7 @@ impl Session {
             self.waiting.until(Condition::Sequence { slot, sequence });
         }
         self.pass_on_text();
-        if self.is_complete(slot, sequence) {
+        if self.is_published(slot, sequence) {
             return Ok(());
         }
         self.healthy()?;
@@ -451,6 +487,9 @@ impl Session {
             }
         }
         if let Some(target) = target {
+            if C::CALL != wire::launch::CALL {
+                self.asked[target.slot as usize].store(sequence, Ordering::Relaxed);
+            }
             target.posted.store(sequence, Ordering::Release);
         }
         // Under the lock: a transport that sends records keeps their order.
@@ -480,7 +519,7 @@ impl Session {
             }
             let sequence = target.posted.load(Ordering::Relaxed) + 1;
             match sequence.checked_sub(limits::STREAM_CREDITS) {
-                Some(oldest) if !self.is_complete(target.slot, oldest) => {
+                Some(oldest) if !self.is_published(target.slot, oldest) => {
                     drop(ring);
                     self.waiting.until(Condition::Credit { slot: target.slot, sequence: oldest });
                     // This succeeds, unless the session is over.

@@ -385,12 +385,12 @@ impl Streams {
             let legacy = self.at(legacy)?;
             before.push((legacy.slot, legacy.posted()));
         }
-        before.into_iter().try_for_each(|(slot, sequence)| session.wait_complete(slot, sequence))
+        session.wait_all(before)
     }
 
     /// Waits until everything that was posted so far, to any stream, is complete.
     pub(crate) fn wait_all(&self, session: &Session) -> Result {
-        self.all_posted().try_for_each(|(slot, sequence)| session.wait_complete(slot, sequence))
+        session.wait_all(self.all_posted())
     }
 
     /// Ends every stream of a context that is being destroyed: no more work is posted to it.

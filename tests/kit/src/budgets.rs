@@ -7,9 +7,11 @@ const TOLERANCE: u64 = 2;
 /// Instructions of `cuLaunchKernel` in the guest's library, with three parameters, on the default stream.
 pub const GUEST_LAUNCH: u64 = 1_370;
 /// Instructions of a launch in the worker, from its submission until its end is observed, in a VM that shares its unit with no other.
-pub const WORKER_LAUNCH: u64 = 1_060;
-/// Calls of the driver for a thousand launches in the worker, 32 of them in flight: the launches and their markers.
-pub const DRIVER_CALLS: u64 = 3_000;
+pub const WORKER_LAUNCH: u64 = 730;
+/// Calls of the driver for a thousand launches in the worker: the launches and their markers. No other VM shares the unit.
+pub const DRIVER_CALLS: u64 = 1_050;
+/// The same while another VM requests the unit.
+pub const DRIVER_CALLS_SHARED: u64 = 1_250;
 /// Page faults of a worker, without those that read a file, until the first launch of its session is complete.
 pub const WORKER_START_FAULTS: u64 = 360;
 

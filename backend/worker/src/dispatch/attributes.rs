@@ -16,12 +16,10 @@ mod id {
     pub(super) const CLUSTER_DIMENSION: u32 = 4;
     pub(super) const CLUSTER_SCHEDULING: u32 = 5;
     pub(super) const PROGRAMMATIC_SERIALIZATION: u32 = 6;
-    pub(super) const PROGRAMMATIC_EVENT: u32 = 7;
     pub(super) const PRIORITY: u32 = 8;
     pub(super) const MEM_SYNC_DOMAIN_MAP: u32 = 9;
     pub(super) const MEM_SYNC_DOMAIN: u32 = 10;
     pub(super) const PREFERRED_CLUSTER_DIMENSION: u32 = 11;
-    pub(super) const LAUNCH_COMPLETION_EVENT: u32 = 12;
     pub(super) const SHARED_MEMORY_CARVEOUT: u32 = 14;
     pub(super) const NVLINK_SCHEDULING: u32 = 16;
     pub(super) const PORTABLE_CLUSTERS: u32 = 17;
@@ -86,7 +84,7 @@ impl Dispatcher {
                 | id::NVLINK_SCHEDULING
                 | id::PORTABLE_CLUSTERS
                 | id::SHARED_MEMORY_MODE => {}
-                id::PROGRAMMATIC_EVENT | id::LAUNCH_COMPLETION_EVENT => {
+                _ if (LaunchAttribute { id, pad: 0, value }).records_event() => {
                     let event = Id::<Event>::from_raw(value[0]).ok_or(code::INVALID_HANDLE)?;
                     value[0] = self.events.get(event).ok_or(code::INVALID_HANDLE)?.handle;
                 }

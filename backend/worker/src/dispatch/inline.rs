@@ -241,6 +241,11 @@ impl Inline for Dispatcher {
         Ok(self.growing_work(header, operation, payload, local)?.then(wire::launch::Reply {}))
     }
 
+    fn mark(&mut self, _: &Header, args: &wire::mark::Args) -> Served<wire::mark::Reply> {
+        self.ordered(QueueItem::Mark(args.slot));
+        Ok(Some(wire::mark::Reply {}))
+    }
+
     fn green_stream_create(
         &mut self,
         header: &Header,

@@ -45,6 +45,7 @@ use sluice_protocol::{
     park::Parking,
     record::{Header, NO_REPLY},
     ring::{Consumer, RingError},
+    session as page,
 };
 use sluice_runtime::limited;
 use std::{
@@ -203,13 +204,21 @@ impl Dispatcher {
                 Ok(None) => {
                     // The guest may sleep until the ring has room, and nothing but this call wakes it.
                     session.wake_guest();
-                    let busy = self.ring_is_empty();
+                    let mut busy = self.ring_is_empty();
                     let notices = Arc::clone(&self.shared.notices);
                     let ready = || !consumer.is_empty(words) || notices.any();
-                    if !spin.until(busy, ready)
-                        && (busy || !spin.nap(ready))
-                        && Parking::WORKER.enter(words, ready)
-                    {
+                    let mut follows = spin.until(busy, ready);
+                    if !follows {
+                        // Nothing follows soon, so all ends are looked for.
+                        if self.has_unmarked() {
+                            busy = self.mark_all();
+                        }
+                        if self.submitter.is_some() {
+                            page::set_marked(words, consumer.position());
+                        }
+                        follows = ready();
+                    }
+                    if !follows && (busy || !spin.nap(ready)) && Parking::WORKER.enter(words, ready) {
                         session.await_doorbell();
                         Parking::WORKER.leave(words);
                     }
@@ -264,24 +273,39 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Marks and publishes complete work when the ring is empty. Returns `true` if work is still in flight.
+    /// Marks the work whose end must be seen, and publishes what is complete, when the ring is empty. Returns `true` if marked work is
+    /// still in flight.
     pub(crate) fn ring_is_empty(&mut self) -> bool {
-        let completion = &self.shared.completion;
+        let Some(submitter) = &mut self.submitter else { return true };
+        submitter.mark_due(&mut self.current);
+        self.look()
+    }
+
+    /// The same with all work.
+    pub(crate) fn mark_all(&mut self) -> bool {
         let Some(submitter) = &mut self.submitter else { return true };
         submitter.mark(&mut self.current);
+        self.look()
+    }
+
+    fn has_unmarked(&self) -> bool {
+        self.submitter.as_ref().is_some_and(|submitter| submitter.has_unmarked())
+    }
+
+    /// Publishes new markers that are reached already; the completion thread looks for the others. Returns `true` if marked work is in
+    /// flight.
+    fn look(&mut self) -> bool {
+        let Some(submitter) = &mut self.submitter else { return true };
         if submitter.is_stuck() {
             self.shared.submit_queue.lend(&mut self.submitter);
             return true;
         }
-        if !completion.is_pending() {
-            return false;
-        }
-        completion.pass(&mut self.current);
-        let busy = completion.is_pending();
-        if busy {
+        let completion = &self.shared.completion;
+        if submitter.has_unannounced() {
+            completion.pass(&mut self.current);
             submitter.announce();
         }
-        busy
+        completion.is_pending()
     }
 
     /// The sequence of the last work posted to a stream slot.

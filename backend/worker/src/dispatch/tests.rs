@@ -176,6 +176,77 @@ fn put_launch(w: &mut Writer<'_>, function: Id<Function>) -> Result<(), FieldErr
     .put(w)
 }
 
+/// Asks for the end of the work of a stream slot.
+fn ask(guest: &mut Guest, slot: u32) {
+    let header = guest.header(wire::mark::CALL);
+    guest.send(header, |w| wire::mark::Args { slot }.put(w));
+}
+
+/// Launches once on a stream slot, so that the duration of the kernel is known from then on.
+fn learn(guest: &mut Guest, slot: u32) {
+    let last = guest.harness.next_sequence(slot);
+    guest.launch_on(slot);
+    guest.harness.ring_is_empty();
+    eventually("the work is complete", || guest.completed_on(slot) == last);
+}
+
+// Promise: P52
+#[test]
+fn end_of_launches_is_published_when_the_guest_asks_or_pauses() {
+    let mut guest = Guest::ready();
+    learn(&mut guest, 0);
+    for _ in 0..5 {
+        guest.launch_on(0);
+        guest.harness.ring_pauses();
+    }
+    assert_eq!(guest.completed_on(0), 1, "there is no marker that could be reached");
+    ask(&mut guest, 7);
+    guest.harness.ring_pauses();
+    assert_eq!(guest.completed_on(0), 1, "the guest has asked for another stream");
+    ask(&mut guest, 0);
+    guest.harness.ring_pauses();
+    eventually("the work is complete", || guest.completed_on(0) == 6);
+    guest.launch_on(0);
+    guest.harness.ring_is_empty();
+    eventually("the work is complete", || guest.completed_on(0) == 7);
+    for _ in 0..300 {
+        guest.launch_on(0);
+    }
+    guest.harness.ring_pauses();
+    eventually("credits come back without a request", || guest.completed_on(0) >= 7 + 250);
+    // Beside another VM the end of a turn must be seen.
+    guest.harness.submit_queue().time().set(OPEN | TELL);
+    guest.launch_on(0);
+    guest.harness.ring_pauses();
+    eventually("the work is complete", || guest.completed_on(0) == 308);
+}
+
+// Promise: P52
+#[test]
+fn wait_for_launches_includes_no_work_posted_after_it() {
+    let (mut guest, word) = holding();
+    let event = Id::<Event>::new(0, 1);
+    let create = |w: &mut Writer<'_>| wire::event_create::Args { event: Mint(event), flags: 0 }.put(w);
+    assert_eq!(guest.ask(wire::event_create::CALL, create), 0);
+    // Now the durations of both kernels are known, so their launches may share a marker.
+    guest.harness.store(word, 1);
+    eventually("the work is complete", || guest.completed_on(1) == 1);
+    learn(&mut guest, 1);
+    guest.harness.store(word, 0);
+    guest.launch_on(2);
+    ask(&mut guest, 2);
+    hold(&mut guest, 2, word);
+    guest.launch_on(3);
+    let header = guest.on(3, wire::event_record::CALL);
+    guest.send(header, |w| wire::event_record::Args { event }.put(w));
+    hold(&mut guest, 3, word);
+    guest.harness.ring_is_empty();
+    eventually("the work before the request is complete", || guest.completed_on(2) == 1);
+    eventually("the work up to the event is complete", || guest.completed_on(3) == 2);
+    guest.harness.store(word, 1);
+    eventually("all work is complete", || guest.completed_on(2) == 2 && guest.completed_on(3) == 3);
+}
+
 /// Work is posted while the ring is never empty, as by a guest that is faster than the worker.
 #[test]
 fn work_submitted_before_the_permit_closes_is_published() {
@@ -207,17 +278,24 @@ fn holding() -> (Guest, u64) {
         };
         assert_eq!(guest.ask(wire::stream_create::CALL, create), 0);
     }
-    let (module, hold) = (Id::<Module>::new(0, 1), Id::<Function>::new(1, 1));
+    let (module, function) = (Id::<Module>::new(0, 1), Id::<Function>::new(1, 1));
     let find = |w: &mut Writer<'_>| {
-        wire::module_function::Args { module, function: Mint(hold), name: Name(b"hold_p1") }.put(w)
+        wire::module_function::Args { module, function: Mint(function), name: Name(b"hold_p1") }.put(w)
     };
     assert_eq!(guest.ask(wire::module_function::CALL, find), 0);
-    let word = guest.harness.arena + 4096;
-    let header = guest.on(1, wire::launch::CALL);
-    let parameters = word.to_le_bytes();
+    let word = 4096;
+    hold(&mut guest, 1, word);
+    (guest, word)
+}
+
+/// Launches the kernel of [`holding`] on a stream slot, until the word at this offset of the arena is set.
+fn hold(guest: &mut Guest, slot: u32, word: u64) {
+    let function = Id::<Function>::new(1, 1);
+    let header = guest.on(slot, wire::launch::CALL);
+    let parameters = (guest.harness.arena + word).to_le_bytes();
     guest.send(header, |w| {
         wire::launch::Args {
-            function: hold,
+            function,
             grid: [1; 3],
             block: [1; 3],
             shared: 0,
@@ -227,7 +305,6 @@ fn holding() -> (Guest, u64) {
         }
         .put(w)
     });
-    (guest, 4096)
 }
 
 // Promise: T31

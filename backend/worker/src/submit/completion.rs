@@ -283,6 +283,7 @@ impl Completion {
         let mut at = seen;
         for left in (0..done).rev() {
             let marker = stream_fences.peek(0);
+            stream_fences.staged().for_each(|ticket| passed.add(ticket));
             // All markers count as reached when the last one was; work held by a wait begins when the wait is over.
             let counts = marker.ticket.is_work() || !passed.is_empty();
             if marker.has_event() && ((left == 0 && counts) || marker.ticket.is_wait()) {

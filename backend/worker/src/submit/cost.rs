@@ -1,5 +1,5 @@
 //! The cost of a launch in the worker, and of sharing for a VM that is alone: one thread submits launches and observes their ends,
-//! with and without a permit to read, and callgrind counts.
+//! without a permit, with one that no other VM requests, and with one that another VM requests; and callgrind counts.
 
 use crate::{
     arenas::{Attached, MappedResource},
@@ -10,8 +10,11 @@ use crate::{
         objects::{ContextRef, GuestContext},
     },
     submit::{
-        Operation, Payload, StreamOrder, Submitter, Work, WorkTarget, completion::Completion,
-        fences::InFlightFences, host_calls::HostCalls, time::Time,
+        Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
+        completion::Completion,
+        fences::InFlightFences,
+        host_calls::HostCalls,
+        time::{OPEN, Time},
     },
 };
 use rustix::{
@@ -21,23 +24,24 @@ use rustix::{
 };
 use sluice_driver::{CompilerOptions, Driver, LaunchArguments};
 use sluice_kit::{
-    budgets::{self, DRIVER_CALLS, WORKER_LAUNCH},
+    budgets::{self, DRIVER_CALLS, DRIVER_CALLS_SHARED, WORKER_LAUNCH},
     counts::{self, Counts},
 };
+use sluice_messages::custody::page::TELL;
 use sluice_protocol::session;
 use sluice_shared_memory::{Mapping, Run};
 use std::{env, sync::Arc};
 
-/// The environment of the process under callgrind: the number of launches, and whether it has a permit.
+/// The environment of the process under callgrind: the number of launches, and its permit, if it has one.
 const LAUNCHES: &str = "SLUICE_COST_LAUNCHES";
 const PERMIT: &str = "SLUICE_COST_PERMIT";
-/// Launches between two waits for completion.
-const BATCH: u64 = 32;
+/// A multiple of the launches between two markers, in each case.
+const BATCH: u64 = 192;
 /// System calls by which two runs of a test's program differ at most; one for each batch would be more.
 const BY_OTHERS: u64 = 16;
 
-/// Submits launches and observes their ends; no other VM uses the device.
-fn launches(count: u64, permit: bool) {
+/// Submits launches and observes their ends, with each marker.
+fn launches(count: u64, permit: Option<u32>) {
     let path = env::current_exe().expect("a path").with_file_name("libsluice_null_driver.so");
     let driver = Arc::new(Driver::load(&path).expect("the driver loads"));
     driver.init().expect("the driver starts");
@@ -49,7 +53,14 @@ fn launches(count: u64, permit: bool) {
     let session = Arc::new(
         Session::new(MappedResource::in_place(page).into_pages(), wake_fd(), wake_fd()).expect("eventfd"),
     );
-    let time = Arc::new(if permit { Time::own() } else { Time::new(Vec::new()) });
+    let time = Arc::new(match permit {
+        Some(permit) => {
+            let time = Time::own();
+            time.set(permit);
+            time
+        }
+        None => Time::new(Vec::new()),
+    });
     let (fences, attached) = (Arc::new(InFlightFences::new()), Arc::new(Attached::default()));
     // Launches do not need the helper threads.
     let (helper, _inboxes) = Helper::new();
@@ -86,12 +97,13 @@ fn launches(count: u64, permit: bool) {
         assert!(submitter.admits(&work), "no work is ahead of {sequence}");
         let payload = Payload { attributes: &[], parameters: &[0; 8] };
         submitter.submit(&mut current, &work, payload).expect("the driver accepts the launch");
-        if sequence % BATCH == 0 {
-            submitter.mark(&mut current);
+        if completion.is_pending() {
             completion.pass(&mut current);
         }
     }
-    assert_eq!(session.completed(0), count - count % BATCH, "all submitted work has ended");
+    submitter.mark(&mut current);
+    completion.pass(&mut current);
+    assert_eq!(session.completed(0), count, "all submitted work has ended");
 }
 
 /// The body of the process under callgrind.
@@ -99,19 +111,19 @@ fn launches(count: u64, permit: bool) {
 #[ignore = "the next test runs this in a process of its own"]
 fn counted() {
     let count = env::var(LAUNCHES).expect("a count").parse().expect("a number");
-    launches(count, env::var_os(PERMIT).is_some());
+    launches(count, env::var(PERMIT).ok().map(|permit| permit.parse().expect("a number")));
 }
 
 /// The work of a process that makes `count` launches.
-fn counts(count: u64, permit: bool) -> Counts {
+fn counts(count: u64, permit: Option<u32>) -> Counts {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let mut counted = counts::callgrind(file.path(), None);
     counted.arg(env::current_exe().expect("a path"));
     let (_, module) = module_path!().split_once("::").expect("a crate and a module");
     counted.args(["--exact", &format!("{module}::counted"), "--ignored", "--test-threads=1"]);
     counted.env(LAUNCHES, count.to_string());
-    if permit {
-        counted.env(PERMIT, "1");
+    if let Some(permit) = permit {
+        counted.env(PERMIT, permit.to_string());
     }
     let output = counted.output().expect("valgrind starts");
     let printed = String::from_utf8_lossy(&output.stdout);
@@ -121,8 +133,8 @@ fn counts(count: u64, permit: bool) -> Counts {
 }
 
 /// The work of some launches with their markers, until their ends are observed; and their number.
-fn of_launches(permit: bool) -> (Counts, u64) {
-    let (few, many) = (BATCH * 32, BATCH * 96);
+fn of_launches(permit: Option<u32>) -> (Counts, u64) {
+    let (few, many) = (BATCH * 8, BATCH * 24);
     (counts(many, permit).beyond(&counts(few, permit)), many - few)
 }
 
@@ -143,7 +155,7 @@ fn launch_of_a_vm_that_is_alone_costs_few_instructions() {
     if !can_count() {
         return;
     }
-    let [without, with] = [false, true].map(|permit| {
+    let [without, with] = [None, Some(OPEN)].map(|permit| {
         let (counts, launches) = of_launches(permit);
         counts.instructions / launches
     });
@@ -159,12 +171,19 @@ fn launch_in_the_worker_keeps_to_its_budgets_and_makes_no_system_call_and_no_all
     if !can_count() {
         return;
     }
-    let (counts, launches) = of_launches(false);
-    let (each, calls) = (counts.instructions / launches, counts.driver_calls() * 1000 / launches);
-    let (system_calls, allocations) = (counts.system_calls(), counts.allocations());
-    println!("{each} instructions and {calls} / 1000 calls of the driver for a launch");
-    println!("{launches} launches: {system_calls} system calls, {allocations} allocations");
-    assert!(budgets::is_within(each, WORKER_LAUNCH), "{each} instructions, budget {WORKER_LAUNCH}");
-    assert!((1000..=DRIVER_CALLS).contains(&calls), "{calls} calls of the driver, budget {DRIVER_CALLS}");
-    assert!(system_calls.max(allocations) < BY_OTHERS, "of {launches} launches");
+    let cases = [(None, DRIVER_CALLS), (Some(OPEN), DRIVER_CALLS), (Some(OPEN | TELL), DRIVER_CALLS_SHARED)];
+    for (permit, driver_calls) in cases {
+        let (counts, launches) = of_launches(permit);
+        let (each, calls) = (counts.instructions / launches, counts.driver_calls() * 1000 / launches);
+        let (system_calls, allocations) = (counts.system_calls(), counts.allocations());
+        println!(
+            "permit {permit:?}: {each} instructions and {calls} / 1000 calls of the driver for a launch"
+        );
+        println!("{launches} launches: {system_calls} system calls, {allocations} allocations");
+        assert!((1000..=driver_calls).contains(&calls), "{calls} calls of the driver, budget {driver_calls}");
+        assert!(system_calls.max(allocations) < BY_OTHERS, "of {launches} launches");
+        if permit.is_none() {
+            assert!(budgets::is_within(each, WORKER_LAUNCH), "{each} instructions, budget {WORKER_LAUNCH}");
+        }
+    }
 }

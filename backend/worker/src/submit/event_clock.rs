@@ -106,7 +106,7 @@ mod tests {
     const CONTEXT: ContextRef = ContextRef { handle: 1, serial: 1 };
 
     fn marker(event: Handle) -> Marker {
-        Marker { sequence: 1, event, context: CONTEXT, ticket: SequenceTicket::default() }
+        Marker { sequence: 1, event, context: CONTEXT, ticket: SequenceTicket::default(), staged: 0 }
     }
 
     // Promise: T31

@@ -1,8 +1,8 @@
 //! Markers in flight: for each stream slot a queue from the thread that submits to the thread that polls for completion.
 //!
 //! A marker is an event recorded directly behind the work of a sequence. The queues have one producer and one consumer each,
-//! have room for as many markers as a stream has credits (so they cannot overflow), and return the events the same way. Nothing
-//! here allocates once a stream was used.
+//! have room for as many markers as a stream has credits (so they cannot overflow), and return the events the same way. Pieces without
+//! a marker of their own leave only a ticket. Nothing here allocates once a stream was used.
 
 use core::sync::atomic::Ordering;
 #[cfg(not(all(test, loom)))]
@@ -27,6 +27,8 @@ pub(crate) struct Marker {
     pub(crate) context: ContextRef,
     /// The work or wait that ends with it.
     pub(crate) ticket: SequenceTicket,
+    /// The number of earlier pieces that end with it; their tickets were staged.
+    pub(crate) staged: u64,
 }
 
 impl Marker {
@@ -36,6 +38,8 @@ impl Marker {
     }
 }
 
+/// Words of a marker in a queue.
+const WORDS_EACH: usize = 6;
 /// One marker for each credit, and some for the markers before work that waits for another stream.
 const LENGTH: u64 = limits::STREAM_CREDITS + 8;
 
@@ -44,7 +48,7 @@ const LENGTH: u64 = limits::STREAM_CREDITS + 8;
 struct FenceQueue {
     head: AtomicU64,
     tail: AtomicU64,
-    entries: Box<[[AtomicU64; 5]]>,
+    entries: Box<[[AtomicU64; WORDS_EACH]]>,
 }
 
 impl FenceQueue {
@@ -53,7 +57,7 @@ impl FenceQueue {
         FenceQueue { head: AtomicU64::new(0), tail: AtomicU64::new(0), entries }
     }
 
-    fn entry(&self, position: u64) -> &[AtomicU64; 5] {
+    fn entry(&self, position: u64) -> &[AtomicU64; WORDS_EACH] {
         // The remainder is below the length of the box.
         let index = (position % LENGTH) as usize;
         &self.entries[index]
@@ -65,12 +69,13 @@ impl FenceQueue {
         if tail - self.head.load(Ordering::Acquire) >= LENGTH {
             return false;
         }
-        let [sequence, event, handle, serial, ticket] = self.entry(tail);
+        let [sequence, event, handle, serial, ticket, staged] = self.entry(tail);
         sequence.store(marker.sequence, Ordering::Relaxed);
         event.store(marker.event, Ordering::Relaxed);
         handle.store(marker.context.handle, Ordering::Relaxed);
         serial.store(marker.context.serial, Ordering::Relaxed);
         ticket.store(marker.ticket.bits(), Ordering::Relaxed);
+        staged.store(marker.staged, Ordering::Relaxed);
         self.tail.store(tail + 1, Ordering::Release);
         true
     }
@@ -83,12 +88,12 @@ impl FenceQueue {
 
     /// The `ahead`-th marker from the head, below [`FenceQueue::len`].
     fn peek(&self, ahead: u64) -> Marker {
-        let [sequence, event, handle, serial, ticket] = self
+        let [sequence, event, handle, serial, ticket, staged] = self
             .entry(self.head.load(Ordering::Relaxed) + ahead)
             .each_ref()
             .map(|word| word.load(Ordering::Relaxed));
         let ticket = SequenceTicket::from_bits(ticket);
-        Marker { sequence, event, context: ContextRef { handle, serial }, ticket }
+        Marker { sequence, event, context: ContextRef { handle, serial }, ticket, staged }
     }
 
     /// Removes the head. Consumer only.
@@ -106,11 +111,70 @@ impl FenceQueue {
     }
 }
 
+/// The tickets of pieces without a marker of their own, oldest first. The marker with which they end hands them over.
+#[derive(Debug)]
+struct StagedTickets {
+    /// Tickets ever removed.
+    taken: AtomicU64,
+    /// Tickets ever added, and those of them that a marker has handed over. Producer only.
+    added: AtomicU64,
+    handed: AtomicU64,
+    entries: Box<[AtomicU64]>,
+}
+
+impl StagedTickets {
+    fn new() -> StagedTickets {
+        let zero = || AtomicU64::new(0);
+        StagedTickets {
+            taken: zero(),
+            added: zero(),
+            handed: zero(),
+            entries: (0..LENGTH).map(|_| zero()).collect(),
+        }
+    }
+
+    fn entry(&self, position: u64) -> &AtomicU64 {
+        // The remainder is below the length of the box.
+        &self.entries[(position % LENGTH) as usize]
+    }
+
+    fn add(&self, ticket: SequenceTicket) -> bool {
+        let added = self.added.load(Ordering::Relaxed);
+        if added - self.taken.load(Ordering::Acquire) >= LENGTH {
+            return false;
+        }
+        self.entry(added).store(ticket.bits(), Ordering::Relaxed);
+        self.added.store(added + 1, Ordering::Relaxed);
+        true
+    }
+
+    /// The number of tickets for the next marker. Producer only.
+    fn waiting(&self) -> u64 {
+        self.added.load(Ordering::Relaxed) - self.handed.load(Ordering::Relaxed)
+    }
+
+    /// Records that a marker has the tickets that waited for one. Producer only.
+    fn hand_over(&self) {
+        self.handed.store(self.added.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn peek(&self, count: u64) -> impl Iterator<Item = SequenceTicket> + '_ {
+        let taken = self.taken.load(Ordering::Relaxed);
+        let entries = (taken..taken + count).map(|position| self.entry(position));
+        entries.map(|entry| SequenceTicket::from_bits(entry.load(Ordering::Relaxed)))
+    }
+
+    fn take(&self, count: u64) {
+        self.taken.store(self.taken.load(Ordering::Relaxed) + count, Ordering::Release);
+    }
+}
+
 /// The markers of one stream slot.
 #[derive(Debug)]
 pub(crate) struct StreamFences {
     pending: FenceQueue,
     returned: FenceQueue,
+    staged: StagedTickets,
     /// The write-backs to gathered guest pages that are due once the work of a sequence is complete. Never more than the stream
     /// has credits, and none in a session without such pages.
     write_backs: Mutex<VecDeque<WriteBack>>,
@@ -157,8 +221,19 @@ impl StreamFences {
         debug_assert!(returned, "no more events exist than fit");
     }
 
-    /// Removes the oldest marker; its event is the caller's. Consumer only.
+    /// The tickets of the pieces that end with the oldest marker, except its own. Consumer only.
+    pub(crate) fn staged(&self) -> impl Iterator<Item = SequenceTicket> + '_ {
+        self.staged.peek(self.pending.peek(0).staged)
+    }
+
+    /// Adds the ticket of a piece that ends with the next marker; returns `false` if there is no room. Producer only.
+    pub(crate) fn stage(&self, ticket: SequenceTicket) -> bool {
+        self.staged.add(ticket)
+    }
+
+    /// Removes the oldest marker with its tickets; its event is the caller's. Consumer only.
     pub(crate) fn drop_oldest(&self) {
+        self.staged.take(self.pending.peek(0).staged);
         self.pending.advance();
         self.ahead.store(self.ahead().saturating_sub(1), Ordering::Relaxed);
     }
@@ -263,6 +338,7 @@ impl InFlightFences {
             Box::new(StreamFences {
                 pending: FenceQueue::new(),
                 returned: FenceQueue::new(),
+                staged: StagedTickets::new(),
                 write_backs: Mutex::default(),
                 deferred: AtomicU64::new(0),
                 waits: AtomicU64::new(0),
@@ -274,9 +350,14 @@ impl InFlightFences {
         })
     }
 
-    /// Hands a marker to the completion side; returns `false` if the queue is full. Producer only.
+    /// Hands a marker with the staged tickets to the completion side; returns `false` if the queue is full. Producer only.
     pub(crate) fn push(&self, slot: u32, marker: Marker) -> bool {
-        let pushed = self.of(slot).pending.push(marker);
+        let stream_fences = self.of(slot);
+        let staged = stream_fences.staged.waiting();
+        let pushed = stream_fences.pending.push(Marker { staged, ..marker });
+        if pushed {
+            stream_fences.staged.hand_over();
+        }
         let (word, bit) = (&self.active[slot as usize / 64], 1 << (slot % 64));
         // The consumer clears the bit, executes a fence, and checks the queue once more; the producer stores the marker,
         // executes a fence, and checks the bit. At least one of the two sees the other's store, so no marker is left without a
@@ -347,7 +428,7 @@ mod tests {
 
     fn marker(sequence: u64) -> Marker {
         let context = ContextRef { handle: 1, serial: 1 };
-        Marker { sequence, event: sequence + 1000, context, ticket: SequenceTicket::default() }
+        Marker { sequence, event: sequence + 1000, context, ticket: SequenceTicket::default(), staged: 0 }
     }
 
     #[test]
@@ -368,6 +449,27 @@ mod tests {
         assert_eq!(seen, (1..=LENGTH).collect::<Vec<_>>());
         assert!(!fences.is_pending());
         assert_eq!(fences.of(5).recycled().map(|marker| marker.event), Some(1001));
+    }
+
+    #[test]
+    fn staged_tickets_end_with_the_next_marker_and_make_room() {
+        let fences = InFlightFences::new();
+        let stream_fences = fences.of(3);
+        for round in 1..=2 * LENGTH {
+            let staged = round % 4;
+            for piece in 1..=staged {
+                assert!(stream_fences.stage(SequenceTicket::known(10 * round + piece)));
+            }
+            assert!(fences.push(3, marker(round)));
+            let tickets: Vec<_> = stream_fences.staged().map(SequenceTicket::estimate).collect();
+            assert_eq!(tickets, (1..=staged).map(|piece| 10 * round + piece).collect::<Vec<_>>());
+            stream_fences.retire();
+            while stream_fences.recycled().is_some() {}
+        }
+        for piece in 1..=LENGTH {
+            assert!(stream_fences.stage(SequenceTicket::known(piece)));
+        }
+        assert!(!stream_fences.stage(SequenceTicket::known(1)), "as many as a stream has credits");
     }
 
     #[test]
@@ -459,7 +561,7 @@ mod model {
 
     fn marker(sequence: u64) -> Marker {
         let context = ContextRef { handle: 1, serial: 1 };
-        Marker { sequence, event: sequence + 1000, context, ticket: SequenceTicket::default() }
+        Marker { sequence, event: sequence + 1000, context, ticket: SequenceTicket::default(), staged: 0 }
     }
 
     /// Retires all markers that the set of active streams leads to; returns their sequences.
@@ -469,6 +571,9 @@ mod model {
             while stream.pending() > 0 {
                 let marker = stream.peek(0);
                 assert_eq!(marker.event, marker.sequence + 1000, "a marker of two sequences");
+                for ticket in stream.staged() {
+                    assert_eq!(ticket.estimate(), marker.sequence, "the ticket of another marker");
+                }
                 seen.push(marker.sequence);
                 stream.retire();
             }
@@ -482,6 +587,7 @@ mod model {
         assert!(fences.push(SLOT, marker(1)));
         let producer = Arc::clone(&fences);
         let thread = loom::thread::spawn(move || {
+            assert!(producer.of(SLOT).stage(SequenceTicket::known(2)));
             assert!(producer.push(SLOT, marker(2)));
             assert!(producer.push(SLOT, marker(3)));
         });

@@ -1,11 +1,7 @@
 //! Work for the GPU, resolved and checked, on its way to the driver.
 //!
-//! A [`Submitter`] puts work on a stream and marks it: it records an event directly behind the work, before work of any other
-//! stream can come between, so the marker orders nothing that the work did not order already (an event in the legacy default
-//! stream would). Before work that takes time, the earlier work of its stream is marked, too: a guest thread may wait for just
-//! that work, and the wait must not last longer for work posted after it; or the guest may release a kernel only once it saw
-//! the earlier work complete. So one marker serves several pieces of work only if those behind the first take no time, such as
-//! the recording of an event.
+//! A [`Submitter`] puts work on a stream and marks it: it records an event behind the work, whose end shows that the work is complete.
+//! [`unmarked`] has the moments at which it does, and the reasons.
 
 pub(crate) mod completion;
 #[cfg(test)]
@@ -16,6 +12,7 @@ pub(crate) mod host_calls;
 pub(crate) mod local;
 pub(crate) mod queue;
 pub(crate) mod time;
+mod unmarked;
 
 use crate::{
     arenas::Attached,
@@ -26,6 +23,7 @@ use crate::{
         fences::{InFlightFences, Marker},
         host_calls::HostCalls,
         time::{Permit, SequenceTicket, Time},
+        unmarked::{Piece, Unmarked, UnmarkedWork},
     },
 };
 use sluice_cuda_abi::status;
@@ -33,6 +31,7 @@ use sluice_driver::{
     ArrayCopy, ArrayCopyEnd, Code, DeviceRange, Driver, Handle, HostRange, LaunchArguments, LaunchAttribute,
     Pitches, Rows, code,
 };
+use sluice_protocol::limits;
 use sluice_runtime::clock::nanoseconds as now;
 use sluice_scheduler::estimate::WorkKind;
 use std::sync::Arc;
@@ -165,6 +164,18 @@ impl Operation {
         !matches!(self, Operation::Nothing | Operation::Record { .. })
     }
 
+    /// True if it holds its stream, or other work follows it in an order that the guest can observe.
+    const fn stands_apart(&self) -> bool {
+        matches!(
+            self,
+            Operation::Wait { .. }
+                | Operation::WaitValue { .. }
+                | Operation::ContextRecord { .. }
+                | Operation::HostCall { .. }
+                | Operation::GraphLaunch { .. }
+        )
+    }
+
     /// True if it is work for the device.
     const fn is_work(&self) -> bool {
         !matches!(
@@ -272,32 +283,9 @@ pub(crate) struct Work {
     pub(crate) operation: Operation,
 }
 
-/// Limit on pieces of work under one marker.
-const BATCH: u32 = 32;
-/// Markers after which the completion thread is notified even though the ring has not run empty.
-const UNANNOUNCED: u32 = 16;
-
-/// The work that is not marked yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Unmarked {
-    /// Stream slot and last sequence; no work is unmarked if `count` is 0.
-    slot: u32,
-    sequence: u64,
-    count: u32,
-}
-
-impl Unmarked {
-    /// True if a marker must be placed before the next work is submitted.
-    const fn before(self, slot: u32, takes_time: bool) -> bool {
-        self.count > 0 && (self.slot != slot || takes_time)
-    }
-
-    /// Counts submitted work; returns `true` if it must be marked at once.
-    const fn after(&mut self, slot: u32, sequence: u64) -> bool {
-        *self = Unmarked { slot, sequence, count: self.count + 1 };
-        self.count >= BATCH
-    }
-}
+/// Pieces of work with new markers of which the completion thread is notified even though the ring has not run empty: a quarter of a
+/// stream's credits.
+const UNANNOUNCED: u32 = (limits::STREAM_CREDITS / 4) as u32;
 
 /// Work whose marker could not be placed. A thread that may block waits for it instead.
 #[derive(Clone, Copy, Debug)]
@@ -318,17 +306,11 @@ pub(crate) struct Submitter {
     time: Arc<Time>,
     host_calls: Arc<HostCalls>,
     unmarked: Unmarked,
-    /// The stream of `unmarked`, if any.
-    target: Option<WorkTarget>,
-    /// The ticket of the next marker.
-    ticket: SequenceTicket,
-    /// Index of the guest's context of the unmarked work.
-    owner: u32,
     /// While this is not empty, no work is admitted: see [`Submitter::settle`].
     stuck: Vec<Stuck>,
     /// Streams that may be held, and for which others may wait implicitly.
     held: Vec<WorkTarget>,
-    /// Markers of which the completion thread was not notified.
+    /// Pieces of work with markers of which the completion thread was not notified.
     unannounced: u32,
 }
 
@@ -350,10 +332,7 @@ impl Submitter {
             attached,
             time,
             host_calls,
-            unmarked: Unmarked::default(),
-            target: None,
-            ticket: SequenceTicket::default(),
-            owner: 0,
+            unmarked: Unmarked::new(),
             stuck: Vec::new(),
             held: Vec::new(),
             unannounced: 0,
@@ -375,7 +354,7 @@ impl Submitter {
             Permit::Open { full: false, .. } => true,
             Permit::Open { alone, full: true } => {
                 let stream_fences = self.fences.of(work.target.slot);
-                let unmarked = u64::from(self.unmarked.count > 0 && self.unmarked.slot == work.target.slot);
+                let unmarked = u64::from(self.unmarked.pieces(work.target.slot));
                 stream_fences.is_held() || stream_fences.pending() + unmarked < if alone { 2 } else { 1 }
             }
         }
@@ -390,16 +369,17 @@ impl Submitter {
         payload: Payload<'_>,
     ) -> Result<(), Code> {
         let target = work.target;
-        let delays = work.operation.takes_time() || self.must_precede(work);
-        if self.unmarked.before(target.slot, delays) {
-            self.mark(current);
-        }
+        let mut piece = self.piece(work, payload);
+        self.mark_before(current, &piece);
         if let Some((from, rows)) = work.operation.reads_host() {
             self.attached.fetch(from.address(), rows);
         }
-        // Under one marker only the first piece counts as work.
-        if self.unmarked.count == 0 {
-            self.ticket = self.begin(current, work);
+        // Work that takes no time ends with the work before it.
+        let ticket = piece.takes_time.then(|| self.begin(current, work));
+        if ticket.is_some_and(|ticket| ticket.is_guessed() || ticket.is_held()) {
+            // The end of this work alone shows the duration of its kind, or whether its stream is still held.
+            (piece.may_wait, piece.stands_apart) = (false, true);
+            self.mark_before(current, &piece);
         }
         let result = current
             .set(&self.driver, target.context)
@@ -415,24 +395,45 @@ impl Submitter {
         {
             self.fences.of(target.slot).defer_write_back(work.sequence, to.address(), rows);
         }
-        self.target = Some(target);
-        self.owner = work.reply.context;
         // A wait in the place of a marker covers all work of the stream up to then.
         for stuck in self.stuck.iter_mut().filter(|stuck| stuck.target.slot == target.slot) {
             stuck.sequence = work.sequence;
         }
-        if self.unmarked.after(target.slot, work.sequence) {
-            self.mark(current);
+        piece.may_wait &= result.is_ok();
+        let before = self.unmarked.after(&piece, (work.sequence, work.reply.context), ticket);
+        if let Some(before) = before {
+            // There is room for the tickets of as many pieces as a stream has credits.
+            let staged = self.fences.of(target.slot).stage(before);
+            debug_assert!(staged, "more pieces than credits");
+        }
+        if let Some(enough) = self.unmarked.enough(target.slot, self.time.marker_interval(target.device)) {
+            self.mark_work(current, enough);
         }
         result
     }
 
-    /// True if earlier work of the stream must be marked before this work, although it takes no time: the recording of an event
-    /// behind copies to gathered memory. A host function of another stream that waits for the event may read that memory, which
-    /// has the bytes only once the marker was seen.
-    fn must_precede(&self, work: &Work) -> bool {
-        matches!(work.operation, Operation::Record { .. })
-            && self.fences.of(work.target.slot).has_write_backs()
+    /// The properties of a piece of work that decide on markers.
+    fn piece(&self, work: &Work, payload: Payload<'_>) -> Piece {
+        let operation = &work.operation;
+        let is_launch = matches!(operation, Operation::Launch(_));
+        // A host function of another stream that waits for the event may read gathered memory, which has the bytes only once the
+        // marker of the copies was seen.
+        let follows_copies = matches!(operation, Operation::Record { .. })
+            && self.fences.of(work.target.slot).has_write_backs();
+        Piece {
+            target: work.target,
+            takes_time: operation.takes_time(),
+            may_wait: is_launch && !payload.attributes.iter().any(LaunchAttribute::records_event),
+            stands_apart: operation.stands_apart() || follows_copies,
+            follows_context: matches!(operation, Operation::ContextRecord { .. }),
+        }
+    }
+
+    /// Marks the work that must be marked before a piece is submitted.
+    fn mark_before(&mut self, current: &mut Current, piece: &Piece) {
+        while let Some(work) = self.unmarked.before(piece) {
+            self.mark_work(current, work);
+        }
     }
 
     /// The ticket of a piece of work, which is counted as begun if it can run.
@@ -461,7 +462,7 @@ impl Submitter {
         }
         let stream_fences = self.fences.of(target.slot);
         let is_held = stream_fences.is_held();
-        if stream_fences.pending() == 0 && !is_held {
+        if stream_fences.pending() == 0 && !is_held && self.unmarked.pieces(target.slot) == 0 {
             stream_fences.start(now());
         }
         self.time.begin(target.device, kind, is_held)
@@ -486,6 +487,7 @@ impl Submitter {
         if !waits || fences.of(target.slot).is_held() || self.session.sticky().is_some() {
             return;
         }
+        self.mark_stream(current, target.slot);
         // The marker is for the work before this sequence; before the first sequence there is none.
         match self.place(current, target, work.sequence.wrapping_sub(1), SequenceTicket::wait(target.device))
         {
@@ -526,7 +528,7 @@ impl Submitter {
             let ended = current
                 .set(&self.driver, target.context)
                 .and_then(|()| self.driver.stream_synchronize(target.stream));
-            let marker = Marker { sequence, event: 0, context: target.context, ticket };
+            let marker = Marker { sequence, event: 0, context: target.context, ticket, staged: 0 };
             match ended {
                 Ok(()) if self.fences.push(target.slot, marker) => self.unannounced += 1,
                 Ok(()) => self.fail(code::UNKNOWN, ticket),
@@ -598,23 +600,52 @@ impl Submitter {
         }
     }
 
-    /// Marks the work that is not marked yet.
+    /// Marks all work that is not marked yet.
     pub(crate) fn mark(&mut self, current: &mut Current) {
-        let unmarked = core::mem::take(&mut self.unmarked);
-        let Some(target) = self.target.take() else { return };
-        let ticket = core::mem::take(&mut self.ticket);
-        match self.place(current, target, unmarked.sequence, ticket) {
+        while let Some(work) = self.unmarked.any() {
+            self.mark_work(current, work);
+        }
+    }
+
+    /// Marks the work of a stream.
+    pub(crate) fn mark_stream(&mut self, current: &mut Current, slot: u32) {
+        if let Some(work) = self.unmarked.of_stream(slot) {
+            self.mark_work(current, work);
+        }
+    }
+
+    /// Marks the work whose end must be seen although nothing asks for it.
+    pub(crate) fn mark_due(&mut self, current: &mut Current) {
+        let time = Arc::clone(&self.time);
+        while let Some(work) = self.unmarked.due(|device| time.is_shared(device)) {
+            self.mark_work(current, work);
+        }
+    }
+
+    fn mark_work(&mut self, current: &mut Current, work: UnmarkedWork) {
+        let UnmarkedWork { target, sequence, owner, ticket, .. } = work;
+        match self.place(current, target, sequence, ticket) {
             Ok(()) => {}
             Err(failed) if status::is_sticky(failed) => self.fail(failed, ticket),
             Err(failed) => {
-                self.session.post_failed(self.owner, failed);
-                self.stuck.push(Stuck { target, sequence: unmarked.sequence, ticket });
+                self.session.post_failed(owner, failed);
+                self.stuck.push(Stuck { target, sequence, ticket });
             }
         }
-        self.unannounced += 1;
+        self.unannounced += work.pieces();
         if self.unannounced >= UNANNOUNCED {
             self.announce();
         }
+    }
+
+    /// True if there is work without a marker.
+    pub(crate) fn has_unmarked(&self) -> bool {
+        !self.unmarked.is_empty()
+    }
+
+    /// True if there are markers of which the completion thread was not notified.
+    pub(crate) const fn has_unannounced(&self) -> bool {
+        self.unannounced > 0
     }
 
     fn place(
@@ -627,7 +658,7 @@ impl Submitter {
         current.set(&self.driver, target.context)?;
         let event = self.event(target)?;
         self.driver.event_record(event, target.stream)?;
-        let marker = Marker { sequence, event, context: target.context, ticket };
+        let marker = Marker { sequence, event, context: target.context, ticket, staged: 0 };
         if self.fences.push(target.slot, marker) { Ok(()) } else { Err(code::UNKNOWN) }
     }
 
@@ -645,17 +676,16 @@ impl Submitter {
         self.driver.event_create(0)
     }
 
-    /// Notifies the completion thread of new markers.
+    /// Notifies the completion thread of new markers, unless all are reached.
     pub(crate) fn announce(&mut self) {
-        if self.unannounced > 0 {
-            self.unannounced = 0;
+        if core::mem::take(&mut self.unannounced) > 0 && self.completion.is_pending() {
             self.completion.notify();
         }
     }
 
     /// True if work of a context is in flight.
     pub(crate) fn uses(&self, context: objects::ContextRef) -> bool {
-        self.fences.uses(context)
+        self.fences.uses(context) || self.unmarked.contains(|target| target.context == context)
     }
 
     /// Destroys the events of a context that is being destroyed.

@@ -36,6 +36,8 @@ pub(crate) enum QueueItem {
     Growing(Work, Box<[LaunchAttribute]>, Box<[u8]>, Box<[Local]>),
     /// Destroys a stream.
     StreamDestroy(ReplyTo, Handle),
+    /// Marks the work of a stream slot: the guest asks for its end.
+    Mark(u32),
     /// Destroys an event.
     EventDestroy(ReplyTo, Handle),
     /// A job for the memory helper, announced to it.
@@ -314,6 +316,7 @@ pub(crate) fn perform(
             submitter.settle(current);
             session.conclude(to, driver.stream_destroy(stream));
         }
+        QueueItem::Mark(slot) => submitter.mark_stream(current, slot),
         QueueItem::EventDestroy(to, event) => session.conclude(to, driver.event_destroy(event)),
         QueueItem::Memory(job) => helper.announced_memory(job),
         QueueItem::Module(job) => helper.module(*job),
