@@ -192,7 +192,7 @@ macro_rules! for_each_wire_call {
             memory {
                 /// Reserves an address window for device memory, at exactly `base` or not at all. The guest has reserved it on its
                 /// side before.
-                0x0003 sync window_reserve(base: u64, bytes: Size<{ limits::SESSION_WINDOW_BYTES }>) -> ();
+                0x0003 sync window_reserve(base: u64, bytes: Size<{ limits::WIDE_WINDOW_BYTES }>) -> ();
                 /// The `index`-th process of the VM that uses a device: the process id in its guest, and its bytes of device memory.
                 /// `found` is false past the last one.
                 0x0005 sync process_info(device: Ordinal, index: u32) -> (found: bool, process: u32, bytes: u64);

@@ -345,6 +345,7 @@ fn window_is_reserved_at_its_exact_address_or_refused() {
     assert_eq!(reserve(&mut guest, 0x10_0000, 2 * MIB), INVALID_VALUE, "the range is outside the bounds");
     assert_eq!(reserve(&mut guest, WINDOW + (64 << 30), 2 * MIB), 0);
 }
+    assert_eq!(reserve(&mut guest, limits::WIDE_WINDOW_BOUNDS.start, 1 << 40), 0, "a later, wide window");
 
 #[test]
 fn destroyed_context_frees_its_memory() {
