@@ -343,6 +343,12 @@ pub(crate) fn load(image: &Arc<Image>) -> Result<u64> {
 pub(crate) fn unload(handle: u64) -> Result {
     let module = MODULES.get(handle)?;
     if module.library.is_some() {
+/// Loads an image of the program into the current context, without options.
+pub(crate) fn load_plain(image: In<u8>) -> Result<u64> {
+    current_core()?;
+    load(&finish(&JitOptions::none(), parse(image, None))?)
+}
+
         return Err(Error::NOT_PERMITTED);
     }
     end(handle)
