@@ -54,7 +54,7 @@ macro_rules! for_each_wire_call {
                 0x0001 sync session_hello(version: u32, process: u32) -> (driver_version: u32, devices: u32);
                 /// The facts that the guest keeps about a device.
                 0x0002 sync device_info(device: Ordinal) -> (name: [u8; 128], uuid: [u8; 16], memory: u64,
-                    least_priority: i32, greatest_priority: i32, attributes: Attributes);
+                    least_priority: i32, greatest_priority: i32, attributes: Attributes, host_atomics: [u32; 13]);
                 /// Takes the oldest text that kernels have printed, `length` bytes of it. If `error` is true, the driver wrote
                 /// it to standard error, as it does for an assertion that failed. Answered also after a sticky error.
                 0x0004 sync console_read() -> (error: bool, length: u32, text: [u8; 1024]);

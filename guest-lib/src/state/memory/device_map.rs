@@ -211,7 +211,7 @@ impl DeviceMap {
 
     /// Frees an allocation that no work uses. It may have ended with its context.
     pub(crate) fn free_unused(&self, session: &Session, start: u64) {
-        if let Ok(range) = self.take(start, |kind| kind == RangeOrigin::Own) {
+        if let Ok(range) = self.take(start, |kind| matches!(kind, RangeOrigin::Own | RangeOrigin::Internal)) {
             // After a failure the session is over, and its memory with it.
             let free = wire::memory_free::Args { address: DeviceAddress(range.start) };
             let _ = session.post(range.context, None, &free);
