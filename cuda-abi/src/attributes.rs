@@ -68,6 +68,17 @@ pub const fn reaches_host_memory(attribute: i32) -> bool {
     matches!(attribute, CAN_MAP | UNIFIED | MANAGED | ATOMICS)
 }
 
+/// Corrects attributes that hold for a guest only together with another. Its managed memory is host memory that devices reach in place,
+/// so host and device share it while a kernel runs only if atomic operations of the device on host memory are native.
+pub fn correct_dependent(attributes: &mut [i32]) {
+    const ATOMICS: usize = Attribute::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED as usize;
+    const SHARED: usize = Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as usize;
+    let native = attributes.get(ATOMICS).is_some_and(|value| *value != 0);
+    if let Some(shared) = attributes.get_mut(SHARED).filter(|_| !native) {
+        *shared = 0;
+    }
+}
+
 /// True for the attribute that reports that the program's own memory can be pinned. That is false in a guest whose kernel cannot
 /// replace pages under the program's threads, or whose memory the device does not reach.
 pub const fn registers_host_memory(attribute: i32) -> bool {
@@ -105,8 +116,7 @@ masks! {
         | CU_DEVICE_ATTRIBUTE_NUMA_CONFIG;
     "a NUMA node": NO_NODE => CU_DEVICE_ATTRIBUTE_NUMA_ID
         | CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
-    "pageable and read-only host memory, registered memory at its own address, managed memory shared while a kernel runs": 0 => CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
-        | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+    "pageable and read-only host memory, registered memory at its own address, memory of the device that the host reaches": 0 => CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
         | CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
         | CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sluice_cuda_abi::attributes::{MASKS, guest_mask};
+use sluice_cuda_abi::attributes::{MASKS, correct_dependent, guest_mask};
 use sluice_cuda_abi::status;
 use sluice_cuda_abi::sys::CUresult;
 
@@ -39,9 +39,9 @@ fn sticky_codes_match_their_list() {
 #[test]
 fn masked_attributes_match_their_list() {
     let zero = [
-        84, 85, 88, 89, 91, 96, 98, 100, 101, 104, 105, 107, 110, 112, 113, 114, 116, 117, 118, 121, 124,
-        128, 129, 130, 132, 133, 135, 136, 137, 138, 141, 142, 143, 144, 145, 146, 149, 151, 152, 153, 154,
-        155, 156, 157, 158, 159, 161,
+        84, 85, 88, 91, 96, 98, 100, 101, 104, 105, 107, 110, 112, 113, 114, 116, 117, 118, 121, 124, 128,
+        129, 130, 132, 133, 135, 136, 137, 138, 141, 142, 143, 144, 145, 146, 149, 151, 152, 153, 154, 155,
+        156, 157, 158, 159, 161,
     ];
     for attribute in -1000..1000 {
         let expected = match attribute {
@@ -54,4 +54,18 @@ fn masked_attributes_match_their_list() {
         let row = MASKS.iter().find(|mask| mask.attribute == attribute);
         assert_eq!(row.map(|mask| mask.value), expected, "{attribute} in the table");
     }
+}
+
+// Promise: C124
+#[test]
+fn managed_memory_is_shared_while_a_kernel_runs_only_with_native_atomics() {
+    const ATOMICS: usize = 86;
+    const SHARED: usize = 89;
+    for (atomics, shared, expected) in [(1, 1, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0)] {
+        let mut attributes = [7; 100];
+        (attributes[ATOMICS], attributes[SHARED]) = (atomics, shared);
+        correct_dependent(&mut attributes);
+        assert_eq!((attributes[ATOMICS], attributes[SHARED], attributes[88]), (atomics, expected, 7));
+    }
+    correct_dependent(&mut []);
 }

@@ -54,7 +54,7 @@ macro_rules! for_each_wire_call {
                 0x0001 sync session_hello(version: u32, process: u32) -> (driver_version: u32, devices: u32);
                 /// The facts that the guest keeps about a device.
                 0x0002 sync device_info(device: Ordinal) -> (name: [u8; 128], uuid: [u8; 16], memory: u64,
-                    least_priority: i32, greatest_priority: i32, attributes: Attributes);
+                    least_priority: i32, greatest_priority: i32, attributes: Attributes, host_atomics: [u32; 13]);
                 /// Takes the oldest text that kernels have printed, `length` bytes of it. If `error` is true, the driver wrote
                 /// it to standard error, as it does for an assertion that failed. Answered also after a sticky error.
                 0x0004 sync console_read() -> (error: bool, length: u32, text: [u8; 1024]);
@@ -195,7 +195,7 @@ macro_rules! for_each_wire_call {
             memory {
                 /// Reserves an address window for device memory, at exactly `base` or not at all. The guest has reserved it on its
                 /// side before.
-                0x0003 sync window_reserve(base: u64, bytes: Size<{ limits::SESSION_WINDOW_BYTES }>) -> ();
+                0x0003 sync window_reserve(base: u64, bytes: Size<{ limits::WIDE_WINDOW_BYTES }>) -> ();
                 /// The `index`-th process of the VM that uses a device: the process id in its guest, and its bytes of device memory.
                 /// `found` is false past the last one.
                 0x0005 sync process_info(device: Ordinal, index: u32) -> (found: bool, process: u32, bytes: u64);

@@ -141,12 +141,18 @@ pub const DEVICES: u32 = 16;
 pub const UNITS: u32 = DEVICES * 9;
 /// Device attributes that exist (CU_DEVICE_ATTRIBUTE_MAX of the newest header), with room.
 pub const DEVICE_ATTRIBUTES: usize = 192;
-/// Bytes of one address window for device memory.
+/// Bytes of the first address window for device memory, and the fewest of each later one.
 pub const SESSION_WINDOW_BYTES: u64 = 512 << 30;
+/// Bytes of one later address window, in which a program reserves addresses. The largest reservation of a framework is nine eighths of a
+/// device's memory, for each of its streams.
+pub const WIDE_WINDOW_BYTES: u64 = 4 << 40;
 /// Address windows of one session.
 pub const WINDOWS: usize = 16;
 /// The addresses in which session windows may lie: below the mmap randomisation band, clear of the sanitizers' shadows.
 pub const WINDOW_BOUNDS: core::ops::Range<u64> = 0x7e00_0000_0000..0x7f00_0000_0000;
+/// The addresses in which later windows for device memory may lie: ten times as many, which are addresses only, and clear of the
+/// address sanitizer's shadow. A sanitizer that uses some of them has mapped them at its start.
+pub const WIDE_WINDOW_BOUNDS: core::ops::Range<u64> = 0x7400_0000_0000..WINDOW_BOUNDS.start;
 /// Bytes of each of the two logs of a compilation that are returned to a guest, with the NUL at the end.
 pub const JIT_LOG_BYTES: u64 = 64 << 10;
 /// Bytes of the whole report of a compilation.

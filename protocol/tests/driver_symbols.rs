@@ -112,6 +112,7 @@ fn attributes_promise_exactly_what_is_served() {
         (&[73, 74, 77], "cuMipmappedArrayCreate"),
         (&[78], "cuStreamCreateWithPriority"), // STREAM_PRIORITIES_SUPPORTED
         (&[83], "cuMemAllocManaged"),          // MANAGED_MEMORY
+        (&[89], "cuMemPrefetchAsync"),         // CONCURRENT_MANAGED_ACCESS
         (&[99], "cuMemHostRegister_v2"),       // HOST_REGISTER_SUPPORTED
         (&[92, 93, 94], "cuStreamWriteValue32"), // CAN_USE_STREAM_MEM_OPS_V1
         (&[122, 123], "cuStreamWaitValue32_v2"), // CAN_USE_64_BIT_STREAM_MEM_OPS
@@ -141,7 +142,7 @@ fn attributes_promise_exactly_what_is_served() {
     let facts = facts.chain([86, 87, 90, 97, 106, 111, 150]);
     // Abilities of functions that exist for other memory and devices as well; their own tests refuse them.
     let kinds_of_memory =
-        [84, 85, 88, 89, 91, 98, 100, 101, 104, 105, 107, 110, 113, 116, 117, 118, 128, 129, 130, 131]
+        [84, 85, 88, 91, 98, 100, 101, 104, 105, 107, 110, 113, 116, 117, 118, 128, 129, 130, 131]
             .into_iter()
             .chain([133, 134, 141, 142, 143, 144, 145, 149, 157, 161]);
     for attribute in kinds_of_memory.clone() {

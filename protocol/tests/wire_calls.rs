@@ -108,6 +108,7 @@ samples! {
         extent: Sample::sample(source),
         range: std::array::from_fn(|_| source.word() as u32),
     }));
+    [u32; 13]: 104, |source| std::array::from_fn(|_| source.word() as u32);
     [u32; 5]: 40, |source| std::array::from_fn(|_| source.word() as u32);
     [u64; 5]: 40, |source| std::array::from_fn(|_| source.word());
     [u64; 8]: 64, |source| std::array::from_fn(|_| source.word());

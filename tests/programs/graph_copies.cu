@@ -1,5 +1,6 @@
 // Graphs with copies from and to memory of the program that no device reaches.
 #include "graphs.h"
+#include <cstring>
 #include <vector>
 
 constexpr int N = 4096;
@@ -139,11 +140,70 @@ static void arrays(cudaStream_t stream) {
     CHECK(cudaFreeArray(array));
 }
 
+// Copies of several rows, which are turned off and on again: to the device and back, of pageable, pinned and device memory.
+static void rows(cudaStream_t stream) {
+    constexpr size_t WIDE = 64, HIGH = 4, HERE = 128, THERE = 256;
+    unsigned char *device, *pinned, *other;
+    CHECK(cudaMalloc(&device, THERE * HIGH));
+    CHECK(cudaMalloc(&other, HERE * HIGH));
+    CHECK(cudaMallocHost(&pinned, HERE * HIGH));
+    std::vector<unsigned char> pageable(HERE * HIGH);
+    struct {
+        const char *name;
+        unsigned char *memory;
+        bool is_device;
+    } ends[] = {{"pageable", pageable.data(), false}, {"pinned", pinned, false}, {"device", other, true}};
+    for (auto &end : ends)
+        for (bool up : {true, false}) {
+            cudaMemcpy3DParms box = {};
+            cudaPitchedPtr here = make_cudaPitchedPtr(end.memory, HERE, WIDE, HIGH), there = make_cudaPitchedPtr(device, THERE, WIDE, HIGH);
+            box.srcPtr = up ? here : there;
+            box.dstPtr = up ? there : here;
+            box.extent = make_cudaExtent(WIDE, HIGH, 1);
+            box.kind = end.is_device ? cudaMemcpyDeviceToDevice : up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
+            cudaGraph_t graph;
+            cudaGraphNode_t node;
+            CHECK(cudaGraphCreate(&graph, 0));
+            CHECK(cudaGraphAddMemcpyNode(&node, graph, nullptr, 0, &box));
+            cudaGraphExec_t exec = executable(graph);
+            // The last byte of the last row, of each side.
+            auto seen = [&](bool of_device) {
+                unsigned char value = 0;
+                size_t at = (HIGH - 1) * (of_device ? THERE : HERE) + WIDE - 1;
+                CHECK(cudaMemcpy(&value, (of_device ? device : end.memory) + at, 1, cudaMemcpyDefault));
+                return (int)value;
+            };
+            auto begin = [&] {
+                CHECK(cudaMemset(device, 1, THERE * HIGH));
+                if (end.is_device) CHECK(cudaMemset(end.memory, 7, HERE * HIGH));
+                else memset(end.memory, 7, HERE * HIGH);
+                CHECK(cudaDeviceSynchronize());
+            };
+            int values[4];
+            for (int i = 0; i < 4; i++) {
+                begin();
+                if (i) CHECK(cudaGraphNodeSetEnabled(exec, node, i == 1 ? 0 : 1));
+                launch(exec, stream);
+                values[i] = seen(up);
+            }
+            int before = up ? 1 : 7, after = up ? 7 : 1;
+            printf("%s memory %s the device: ", end.name, up ? "to" : "from");
+            expect("rows are copied only while their node is on",
+                   values[0] == after && values[1] == before && values[2] == after && values[3] == after);
+            CHECK(cudaGraphExecDestroy(exec));
+            CHECK(cudaGraphDestroy(graph));
+        }
+    CHECK(cudaFree(device));
+    CHECK(cudaFree(other));
+    CHECK(cudaFreeHost(pinned));
+}
+
 int main() {
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
     pageable(stream);
     arrays(stream);
+    rows(stream);
     CHECK(cudaStreamDestroy(stream));
     CHECK(cudaDeviceReset());
     return verdict(wrong == 0);

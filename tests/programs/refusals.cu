@@ -641,6 +641,7 @@ int main() {
     CUmemLocation region;
     ROW("regions of 0 bytes", cuMemGetLocationInfo, memory, 64, 0, 0, &region);
     ROW("null", cuMemGetLocationInfo, memory, 64, 64, 0, nullptr);
+    ROW("not managed", cuMemGetLocationInfo, memory, 64, 64, 0, &region);
     CUtensorMapAllocClass effective;
     ROW("null", cuTensorMapSetAllocationClass, nullptr, CU_TENSOR_MAP_ALLOC_CLASS_SMALL, &effective);
     ROW("not aligned", cuStreamWaitValue32, nullptr, memory + 2, 1, 0);

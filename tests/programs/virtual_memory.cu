@@ -1,8 +1,11 @@
 // The virtual-memory API: physical memory, reserved addresses, mappings that grow, access, handles that outlive their
-// release, and memory passed on as a file descriptor.
+// release, memory passed on as a file descriptor, and reservations of more addresses than any device has memory. With an argument it
+// waits for a signal SIGUSR1 before the first reservation, and while it has the last ones.
 #include "check.h"
 #include <cuda.h>
 #include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 #include <vector>
 
@@ -36,7 +39,28 @@ static void *entry(const char *name) {
         }                                                                     \
     } while (0)
 
-int main() {
+// The resident memory of this process.
+static long resident_kibibytes() {
+    long kibibytes = 0;
+    char line[256];
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file && fgets(line, sizeof line, file)) sscanf(line, "VmRSS: %ld", &kibibytes);
+    if (file) fclose(file);
+    return kibibytes;
+}
+
+int main(int argc, char **) {
+    const bool waits = argc > 1;
+    sigset_t wake;
+    sigemptyset(&wake);
+    sigaddset(&wake, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &wake, nullptr);
+    auto wait_after = [&](const char *line) {
+        int number;
+        printf("%s\n", line);
+        fflush(stdout);
+        sigwait(&wake, &number);
+    };
     CHECK(cudaFree(0));
     library = dlopen("libcuda.so.1", RTLD_NOW);
     ENTRY(cuMemGetAllocationGranularity);
@@ -67,6 +91,7 @@ int main() {
     size_t free_before, free_now, total;
     CHECK(cudaMemGetInfo(&free_before, &total));
     const size_t part = 4 * unit, whole = 16 * unit;
+    if (waits) wait_after("begun");
     CUdeviceptr base;
     DRIVER(p_cuMemAddressReserve(&base, 64 * whole, 0, 0, 0));
     CHECK(cudaMemGetInfo(&free_now, &total));
@@ -140,5 +165,41 @@ int main() {
     CHECK(cudaMemGetInfo(&free_now, &total));
     expect("in the end all is free", free_before == free_now);
     DRIVER(p_cuMemAddressFree(base, 64 * whole));
+
+    // As PyTorch's expandable segments: for each stream nine eighths of the memory of the largest device, and small parts of it in use.
+    const size_t wide = (size_t)192 << 30, segment = wide + wide / 8, small = unit, large = 10 * unit;
+    const int segments = 8;
+    CUdeviceptr segment_at[segments];
+    long resident = resident_kibibytes();
+    for (CUdeviceptr &start : segment_at) DRIVER(p_cuMemAddressReserve(&start, segment, 0, 0, 0));
+    good = true;
+    for (int i = 0; i < segments; i++)
+        for (int j = 0; j < i; j++)
+            good = good && (segment_at[i] + segment <= segment_at[j] || segment_at[j] + segment <= segment_at[i]);
+    expect("wide reservations lie apart", good);
+    good = true;
+    for (CUdeviceptr start : segment_at) {
+        size_t at[3] = {0, segment / 2 / unit * unit, segment - large}, bytes[3] = {small, large, large};
+        for (int i = 0; i < 3; i++) {
+            CUmemGenericAllocationHandle handle;
+            DRIVER(p_cuMemCreate(&handle, bytes[i], &prop, 0));
+            DRIVER(p_cuMemMap(start + at[i], bytes[i], 0, handle, 0));
+            DRIVER(p_cuMemSetAccess(start + at[i], bytes[i], &access, 1));
+            unsigned words = bytes[i] / sizeof(unsigned), last = 0;
+            store<<<64, 256>>>((unsigned *)(start + at[i]), words);
+            CHECK(cudaMemcpy(&last, (void *)(start + at[i] + bytes[i] - sizeof last), sizeof last, cudaMemcpyDeviceToHost));
+            good = good && last == (words - 1) * 7;
+            DRIVER(p_cuMemUnmap(start + at[i], bytes[i]));
+            DRIVER(p_cuMemRelease(handle));
+        }
+    }
+    expect("parts of them come and go", good);
+    if (waits) wait_after("reserved");
+    expect("they take addresses only", resident_kibibytes() - resident < 64 << 10);
+    CUdeviceptr none;
+    expect("more than all addresses", p_cuMemAddressReserve(&none, (size_t)1 << 56, 0, 0, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+    for (CUdeviceptr start : segment_at) DRIVER(p_cuMemAddressFree(start, segment));
+    CHECK(cudaMemGetInfo(&free_now, &total));
+    expect("and in the end all is free", free_before == free_now);
     return verdict(wrong == 0);
 }

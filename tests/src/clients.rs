@@ -1,4 +1,4 @@
-//! Clients of other releases, compilers and languages: one program built in many ways, runtimes from 12.0 to 13.5, and packages
+//! Clients of other releases, compilers and languages: one program built in many ways, runtimes from 11.8 to 13.5, and packages
 //! for Python programs.
 
 use std::fs;
@@ -17,6 +17,8 @@ use crate::{debian, paths, programs};
 /// A major release of CUDA: a program built for it runs with every shared runtime of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
+    /// Built with the headers of 11.8.
+    Cuda11,
     /// Built with the headers of 12.9.
     Cuda12,
     /// Built with 13.5.
@@ -46,6 +48,9 @@ pub const RUNTIMES: &[Runtime] = &[
     Runtime { release: Release::Cuda13, version: "13.5.37" },
 ];
 
+/// The oldest runtime. Its programs are built for the long tests only.
+pub const OLDEST_RUNTIME: Runtime = Runtime { release: Release::Cuda11, version: "11.8.89" };
+
 impl Runtime {
     /// The folder of its shared library.
     ///
@@ -53,6 +58,7 @@ impl Runtime {
     /// When it is neither in the cache nor can be downloaded.
     pub fn libraries(&self) -> Result<PathBuf> {
         let (wheel, folder) = match self.release {
+            Release::Cuda11 => ("nvidia-cuda-runtime-cu11", "nvidia/cuda_runtime/lib"),
             Release::Cuda12 => ("nvidia-cuda-runtime-cu12", "nvidia/cuda_runtime/lib"),
             Release::Cuda13 => ("nvidia-cuda-runtime", "nvidia/cu13/lib"),
         };
@@ -94,10 +100,11 @@ impl Build {
         Self { source: FIRST, name, release, flags }
     }
 
-    /// A program with the runtime in it.
+    /// A program with the runtime in it. The packages of 11.8 have none to link.
     #[must_use]
     pub const fn with_static_runtime(release: Release) -> Self {
         match release {
+            Release::Cuda11 => Self::with_shared_runtime(release),
             Release::Cuda12 => Self::of_first("static-12", release, &[STATIC, PTX_AND_CODE]),
             Release::Cuda13 => Self::of_first("static-13", release, &[STATIC, PTX_AND_CODE]),
         }
@@ -107,6 +114,12 @@ impl Build {
     #[must_use]
     pub const fn with_shared_runtime(release: Release) -> Self {
         match release {
+            // Its headers know neither newer host compilers nor where this compiler keeps the device's runtime.
+            Release::Cuda11 => Self::of_first(
+                "shared-11",
+                release,
+                &[SHARED, PTX_AND_CODE, "-allow-unsupported-compiler", "-cudadevrt=none"],
+            ),
             Release::Cuda12 => Self::of_first("shared-12", release, &[SHARED, PTX_AND_CODE]),
             Release::Cuda13 => Self::of_first("shared-13", release, &[SHARED, PTX_AND_CODE]),
         }
@@ -122,9 +135,14 @@ impl Build {
         let _lock = paths::cache_lock("clients")?;
         let built = paths::cache()?.join("clients");
         fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
-        let way = format!("{self:?}{}", toolchain::identity_12());
+        let parts = match self.release {
+            Release::Cuda11 => toolchain::identity_11(),
+            Release::Cuda12 | Release::Cuda13 => toolchain::identity_12(),
+        };
+        let way = format!("{self:?}{parts}");
         programs::cached(&built, self.name, &[&source, &common], &way, |unfinished| {
             let toolkit = match self.release {
+                Release::Cuda11 => Toolkit::fetch_11()?,
                 Release::Cuda12 => Toolkit::fetch_12()?,
                 Release::Cuda13 => Toolkit::fetch()?,
             };

@@ -1,6 +1,7 @@
 //! NVIDIA's own CUDA compiler, from its wheels on PyPI, pinned. Stays in the cache; never part of the tree or a package.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +25,9 @@ const WHEELS: &[&str] = &[
 
 /// Runtime and headers of CUDA 12; its wheels hold no compiler driver, so the one above compiles against them.
 const WHEELS_12: &[&str] = &["nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-nvcc-cu12==12.9.86"];
+
+/// Runtime and headers of CUDA 11.8, for the compiler above. The wheels hold the shared runtime only.
+const WHEELS_11: &[&str] = &["nvidia-cuda-runtime-cu11==11.8.89", "nvidia-cuda-nvcc-cu11==11.8.89"];
 
 const COMPILE: Duration = Duration::from_secs(300);
 
@@ -49,16 +53,30 @@ impl Toolkit {
     /// # Errors
     /// When a part is neither in the cache nor can be downloaded.
     pub fn fetch_12() -> Result<Self> {
+        Self::fetch_older(12, WHEELS_12)
+    }
+
+    /// The same compiler with the headers and the shared runtime of CUDA 11.8.
+    ///
+    /// # Errors
+    /// When a part is neither in the cache nor can be downloaded.
+    pub fn fetch_11() -> Result<Self> {
+        Self::fetch_older(11, WHEELS_11)
+    }
+
+    fn fetch_older(release: u32, wheels: &[&str]) -> Result<Self> {
         let compiler = Self::fetch()?.root;
-        let parts = wheels::install("cuda12", "headers and runtimes of CUDA 12", WHEELS_12)?.join("nvidia");
-        let _lock = paths::cache_lock("toolkit12")?;
-        let root = paths::cache()?.join("toolkit12");
+        let what = format!("headers and runtimes of CUDA {release}");
+        let parts = wheels::install(&format!("cuda{release}"), &what, wheels)?.join("nvidia");
+        let folder = format!("toolkit{release}");
+        let _lock = paths::cache_lock(&folder)?;
+        let root = paths::cache()?.join(&folder);
         let stamp = root.join("parts");
-        let wanted = identity_12();
+        let wanted = identity_with(wheels);
         if fs::read_to_string(&stamp).is_ok_and(|have| have == wanted) {
             return Ok(Self { root });
         }
-        progress::step("putting a CUDA 12 toolkit together");
+        progress::step(format!("putting a CUDA {release} toolkit together"));
         if root.exists() {
             fs::remove_dir_all(&root).with_context(|| format!("removing the old {}", root.display()))?;
         }
@@ -97,7 +115,7 @@ impl Toolkit {
         fs::read_dir(self.root.join("lib"))?
             .flatten()
             .map(|entry| entry.path())
-            .find(|path| path.file_stem().is_some_and(|stem| stem == "libcudart.so"))
+            .find(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libcudart.so.")))
             .context("the toolkit has no shared runtime")
     }
 
@@ -160,7 +178,16 @@ pub(crate) fn identity(flags: &[&str]) -> String {
 
 /// The wheels of both releases; a change makes compiled programs stale.
 pub(crate) fn identity_12() -> String {
-    format!("{WHEELS:?}{WHEELS_12:?}")
+    identity_with(WHEELS_12)
+}
+
+/// As [`identity_12`], for CUDA 11.8.
+pub(crate) fn identity_11() -> String {
+    identity_with(WHEELS_11)
+}
+
+fn identity_with(older: &[&str]) -> String {
+    format!("{WHEELS:?}{older:?}")
 }
 
 /// Fills a folder with links to the contents of another.

@@ -23,7 +23,7 @@ fn started(driver: Option<&str>) -> Result<Backend> {
     Backend::start(&binaries, driver.as_deref())
 }
 
-// Promise: C1, C13, C50, C54, C55, C56, C71, C73, C75, C76, C80, C89, C90, C92, C93, C94, C95, C102, C105, C107, C109, C110, G10
+// Promise: C1, C13, C50, C54, C55, C56, C71, C73, C75, C76, C80, C89, C90, C92, C93, C94, C95, C102, C105, C107, C109, C110, C126, G10
 #[test]
 fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     let binaries = Binaries::locate()?;
@@ -286,6 +286,33 @@ fn parked_session_uses_no_cpu_and_its_device_little_memory() -> Result<()> {
     let memory = direct::private_kibibytes(backend.device()?)?;
     println!("sluice-device: {memory} KiB private resident memory");
     ensure!(memory < 10 << 10, "sluice-device has {memory} KiB of private resident memory");
+    backend.stop()
+}
+
+// Promise: C126
+#[test]
+fn wide_reservations_take_no_memory_of_program_or_worker() -> Result<()> {
+    /// Far less than a byte for each page of the addresses.
+    const MOST_KIB: u64 = 64 << 10;
+    let backend = started(None)?;
+    let mut program = backend.spawn("wide", &program("virtual_memory")?, &["wait"])?;
+    program.wait_for_line("begun", TIMEOUT)?;
+    let (workers, _) = backend.wait_for_workers(1)?;
+    let processes = [("program", program.id()), ("worker", workers[0])];
+    let memory = || -> Result<Vec<u64>> {
+        processes.iter().map(|(_, process)| direct::private_kibibytes(*process)).collect()
+    };
+    let before = memory()?;
+    signal(program.id(), Signal::USR1)?;
+    program.wait_for_line("reserved", TIMEOUT)?;
+    let after = memory()?;
+    for ((name, _), (before, after)) in processes.iter().zip(before.into_iter().zip(after)) {
+        println!("{name}: {before} KiB before, {after} KiB with 1.7 TiB of addresses reserved");
+        ensure!(after < before + MOST_KIB, "{name}: {before} KiB before, {after} KiB afterwards");
+    }
+    signal(program.id(), Signal::USR1)?;
+    let status = program.wait(TIMEOUT)?.context("the program ends")?;
+    ensure!(status.success(), "{}", program.printed());
     backend.stop()
 }
 

@@ -105,9 +105,9 @@ fn arrays_and_mipmaps_stay_within_the_quota() -> Result<()> {
     escape("arrays")
 }
 
-// Promise: Q60
+// Promise: C124, Q60
 #[test]
-fn managed_memory_takes_no_device_memory() -> Result<()> {
+fn managed_memory_ends_at_the_quota() -> Result<()> {
     escape("managed")
 }
 

@@ -1,4 +1,4 @@
-//! Unmodified clients: the vendor's runtimes from 12.0 to 13.5, static and shared, images packed in every way, and programs
+//! Unmodified clients: the vendor's runtimes from 11.8 to 13.5, static and shared, images packed in every way, and programs
 //! in Python, each natively on the software GPU and through device and worker.
 
 use std::ffi::OsString;
@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use sluice_tests::clients::{self, Build, IMAGES, PRINTING, RELOCATABLE, RUNTIMES, Release, UNUSABLE};
+use sluice_tests::clients::{
+    self, Build, IMAGES, OLDEST_RUNTIME, PRINTING, RELOCATABLE, RUNTIMES, Release, UNUSABLE,
+};
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::host::own_device;
 use sluice_tests::paths::{self, Binaries};
@@ -291,6 +293,33 @@ fn cupy_computes() -> Result<()> {
 /// On a device of its own, whose memory no other test takes while two answers are compared.
 // Promise: G10, G11
 #[test]
+/// A program of the oldest runtime, which loads its image by another way than newer ones.
+// Promise: C10, C125
+#[test]
+#[ignore = "for the full tier: downloads a toolkit of CUDA 11.8"]
+fn program_of_the_oldest_runtime_computes() -> Result<()> {
+    let (libraries, built) =
+        match (OLDEST_RUNTIME.libraries(), Build::with_shared_runtime(Release::Cuda11).path()) {
+            (Ok(libraries), Ok(built)) => (libraries, built),
+            (Err(error), _) | (_, Err(error)) => {
+                sluice_skip::skip(&format!("no program of CUDA 11.8 here: {error:#}"));
+                return Ok(());
+            }
+        };
+    for devices in ["1", "2"] {
+        let client = Client::new(&built)
+            .set("LD_LIBRARY_PATH", &libraries)
+            .set("SLUICE_SOFTGPU_DEVICES", devices)
+            .on_small_devices();
+        let printed = client.passes_both_ways()?;
+        ensure!(
+            printed.starts_with("runtime 11080, ") && printed.contains(&format!(" {devices} device(s)")),
+            "{printed}"
+        );
+    }
+    Ok(())
+}
+
 fn monitors_agree_with_the_driver() -> Result<()> {
     let packages = clients::monitors()?;
     let state = tempfile::tempdir_in("/dev/shm").context("a folder for a device")?;

@@ -278,7 +278,8 @@ pub(crate) fn page() -> Result<String> {
     text.push_str(
         "\n## Device attributes\n\n\
          An attribute never reports an ability whose functions are refused: a guest gets these values instead of the driver's. All other attributes have the \
-         driver's value.\n\n| attribute | number | value | ability |\n|---|---|---|---|\n",
+         driver's value, except `CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS` (89): it is 0 unless \
+         `CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED` (86) is 1, because managed memory of a guest stays on the host.\n\n| attribute | number | value | ability |\n|---|---|---|---|\n",
     );
     for Mask { attribute, name, value, ability } in MASKS {
         let _ = writeln!(text, "| `{name}` | {attribute} | {value} | {ability} |");

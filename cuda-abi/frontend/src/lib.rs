@@ -10,7 +10,7 @@
 //! - [`old_launches`]: launches whose block and parameters are set by calls before;
 //! - [`stream_attributes`]: the values of streams that a program may set;
 //! - [`trace`]: the calls of a program, written to a file;
-//! - [`absent`]: answers about abilities that no device has here.
+//! - [`atomics`]: atomic operations on memory of another processor.
 //! - [`handles`]: numbers that name objects.
 //!
 //! The guest's `libcuda.so.1` and the software GPU's stand on all of it, their `libnvidia-ml.so.1` on the first two points. The
@@ -19,7 +19,7 @@
 //! The crate runs in the process of a program and trusts it as C does: a program that passes a wild pointer harms only itself. It
 //! knows nothing of transport, sessions or devices, and it never waits.
 
-pub mod absent;
+pub mod atomics;
 pub mod batch;
 mod entry;
 pub mod environment;

@@ -72,6 +72,12 @@ macro_rules! pointer {
             pub const fn cast<U>(self) -> $name<U, E> {
                 $name(self.0.cast(), PhantomData)
             }
+
+            /// The same pointer, with errors of another type.
+            #[must_use]
+            pub const fn with_errors<F>(self) -> $name<T, F> {
+                $name(self.0, PhantomData)
+            }
         }
 
         impl<T, E: ErrorCode> $name<T, E> {

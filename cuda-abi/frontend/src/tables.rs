@@ -6,8 +6,8 @@
 //! `CUDA_ERROR_NOT_SUPPORTED` and writes nothing, and any other table is refused. A slot must never be null, nor return success
 //! without doing its work: a caller that gets a false success computes nothing and does not notice.
 //!
-//! This module owns the tables and the context-local storage. It gets the facts of the driver through [`Hooks`], all of them
-//! local to the process: nothing here waits or communicates.
+//! This module owns the tables and the context-local storage. It gets the facts of the driver through [`Hooks`]. All are local to the
+//! process, except for the load of a module.
 
 #![expect(
     unsafe_code,
@@ -39,6 +39,8 @@ pub trait Hooks: Sync {
     fn current_context(&self) -> usize;
     /// Returns the id of a context (not 0), as `cuCtxGetId` does.
     fn context_id(&self, context: usize) -> Result<u64, u32>;
+    /// Loads an image into the current context, as `cuModuleLoadData` does. Returns the module.
+    fn load_module(&self, image: pointers::In<u8, u32>) -> Result<usize, u32>;
     /// Returns the visible devices in ordinal order.
     fn devices(&self) -> &[DeviceIdentity];
     /// Returns the result of `cuDriverGetVersion`.
@@ -230,8 +232,11 @@ impl<const SLOTS: usize> FunctionTable<SLOTS> {
     }
 }
 
-static CUDART_INTERFACE_TABLE: FunctionTable<13> =
-    FunctionTable::new(&[(2, primary_context as *const c_void), (12, runtime_started as *const c_void)]);
+static CUDART_INTERFACE_TABLE: FunctionTable<13> = FunctionTable::new(&[
+    (2, primary_context as *const c_void),
+    (6, load_module as *const c_void),
+    (12, runtime_started as *const c_void),
+]);
 static RUNTIME_CALLBACKS_TABLE: FunctionTable<7> =
     FunctionTable::new(&[(2, callback_buffer as *const c_void), (6, small_callback_buffer as *const c_void)]);
 static TOOLS_TLS_TABLE: FunctionTable<4> = FunctionTable::new(&[(2, current_context as *const c_void)]);
@@ -361,6 +366,23 @@ fn resolve(hooks: &dyn Hooks, context: usize) -> Result<usize> {
 
 extern "C" fn primary_context(context: Out<usize>, device: i32) -> u32 {
     with_hooks(|hooks| context.set(hooks.primary_context(device)?))
+}
+
+/// A runtime before 12.0 loads the image of its program here. Its other arguments were zero whenever they were observed.
+extern "C" fn load_module(
+    module: Out<usize>,
+    image: pointers::In<u8, Error>,
+    third: usize,
+    fourth: usize,
+    fifth: u32,
+) -> u32 {
+    with_hooks(|hooks| {
+        if (third, fourth, fifth) != (0, 0, 0) {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        let module = module.required()?;
+        module.set(hooks.load_module(image.required()?.with_errors())?)
+    })
 }
 
 /// A shared runtime of 13.2 and later reports its start. This does nothing, but an error would stop the runtime.

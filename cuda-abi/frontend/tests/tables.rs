@@ -8,6 +8,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Mutex;
 
+use sluice_cuda_frontend::In;
 use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 
 const VERSION: u32 = 13050;
@@ -42,6 +43,9 @@ impl Hooks for Driver {
     }
     fn context_id(&self, context: usize) -> Result<u64, u32> {
         if context == 0xdead { Err(709) } else { Ok(context as u64 + 5) }
+    }
+    fn load_module(&self, image: In<u8, u32>) -> Result<usize, u32> {
+        if image.address() == 0xbad { Err(200) } else { Ok(image.address() as usize + 1) }
     }
     fn devices(&self) -> &[DeviceIdentity] {
         &self.devices
@@ -107,7 +111,7 @@ fn call<A, B, C>(uuid: [u8; 16], number: usize, a: A, b: B, c: C) -> u32 {
 
 /// (table, slots, supported slots)
 const SERVED: &[([u8; 16], usize, &[usize])] = &[
-    (tables::CUDART_INTERFACE, 13, &[2, 12]),
+    (tables::CUDART_INTERFACE, 13, &[2, 6, 12]),
     (tables::RUNTIME_CALLBACKS, 7, &[2, 6]),
     (tables::TOOLS_TLS, 4, &[2]),
     (tables::CONTEXT_STORAGE, 4, &[0, 1, 2]),
@@ -195,6 +199,31 @@ fn context_slots_return_values_of_the_driver_and_refuse_bad_arguments() {
     CURRENT.set(0);
     assert_eq!(call(tables::TOOLS_CONTEXT, 4, 0_usize, &raw mut id, 0), 201);
     assert_eq!(id, 0xc5);
+}
+
+// Promise: C125
+#[test]
+fn module_slot_loads_the_image_of_an_old_runtime_and_refuses_unknown_arguments() {
+    type Load = unsafe extern "C" fn(*mut usize, usize, usize, usize, u32) -> u32;
+    // SAFETY: the slot has this type.
+    let load: Load = unsafe { std::mem::transmute(slot(tables::CUDART_INTERFACE, 6)) };
+    let mut module = 7_usize;
+    for (image, third, fourth, fifth, expected) in [
+        (0xbad, 0, 0, 0, 200),
+        (0, 0, 0, 0, 1),
+        (0x100, 1, 0, 0, NOT_SUPPORTED),
+        (0x100, 0, 1, 0, NOT_SUPPORTED),
+        (0x100, 0, 0, 1, NOT_SUPPORTED),
+    ] {
+        // SAFETY: the driver of this test reads no image.
+        assert_eq!(unsafe { load(&raw mut module, image, third, fourth, fifth) }, expected, "{image:#x}");
+        assert_eq!(module, 7);
+    }
+    // SAFETY: a null place is allowed.
+    assert_eq!(unsafe { load(ptr::null_mut(), 0x100, 0, 0, 0) }, 1);
+    // SAFETY: as above.
+    assert_eq!(unsafe { load(&raw mut module, 0x100, 0, 0, 0) }, 0);
+    assert_eq!(module, 0x101);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::{
     state::devices::{DeviceInfo, attribute},
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use sluice_cuda_frontend::absent;
+use sluice_cuda_frontend::atomics;
 use sluice_cuda_images::Texel;
 
 fn device(number: c_int) -> Result<&'static DeviceInfo> {
@@ -150,7 +150,6 @@ pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
     width.set(device.bound(attribute::MAX_TEXTURE1D_LINEAR_WIDTH) as usize)
 }
 
-/// Host memory of a guest is reached over PCI, whose atomics attribute 86 reports as absent.
 pub(crate) fn cuDeviceGetHostAtomicCapabilities(
     _: Call,
     capabilities: Out<c_uint>,
@@ -158,8 +157,7 @@ pub(crate) fn cuDeviceGetHostAtomicCapabilities(
     count: c_uint,
     dev: c_int,
 ) -> Result {
-    device(dev)?;
-    absent::atomics(capabilities, operations, count, Error::INVALID_VALUE)
+    atomics::answer(&device(dev)?.host_atomics, capabilities, operations, count, Error::INVALID_VALUE)
 }
 
 pub(crate) fn cuDeviceGetP2PAtomicCapabilities(
@@ -175,7 +173,7 @@ pub(crate) fn cuDeviceGetP2PAtomicCapabilities(
     if from == to {
         return Err(Error::INVALID_DEVICE);
     }
-    absent::atomics(capabilities, operations, count, Error::INVALID_VALUE)
+    atomics::answer(&atomics::NONE, capabilities, operations, count, Error::INVALID_VALUE)
 }
 
 /// Only Windows has these identifiers.

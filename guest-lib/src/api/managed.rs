@@ -6,7 +6,7 @@ use crate::{
     graphs::{self, GRAPHS},
     host_memory,
     process::{self, ProcessState},
-    state::streams::StreamRef,
+    state::{devices::attribute, memory::device_map::RangeOrigin, streams::StreamRef},
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_frontend::batch::{self, Locations, ManagedRange};
@@ -23,10 +23,15 @@ pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c
         return Err(Error::NOT_SUPPORTED);
     }
     GRAPHS.potentially_unsafe()?;
-    let start = process.arena.pin(&process.session, context.raw, bytes as u64, 0)?;
+    let (session, bytes) = (&process.session, bytes as u64);
+    let aside = process.device_map.allocate(session, context.raw, 0, RangeOrigin::Internal, bytes)?;
+    let start = process
+        .arena
+        .pin(session, context.raw, bytes, 0)
+        .inspect_err(|_| process.device_map.free_unused(session, aside))?;
     // The arena's memory may have been the program's before; managed memory begins with zeroes.
-    host_memory::zero(start, bytes);
-    process.managed.add(start, bytes as u64, context.raw);
+    host_memory::zero(start, usize::try_from(bytes).map_err(|_| Error::OUT_OF_MEMORY)?);
+    process.managed.add(start, bytes, context.raw, aside);
     place.set(start)
 }
 
@@ -36,9 +41,21 @@ const fn by_value(word: u64) -> Location {
     Location { kind: word as u32, id: ((word >> 32) as u32).cast_signed() }
 }
 
+/// An error unless a device reaches managed memory while the host does: then no other call moves or prepares the memory for it.
+fn concurrent(process: &ProcessState, device: c_int) -> Result {
+    match process.devices.get(device)?.attribute(attribute::CONCURRENT_MANAGED_ACCESS)? {
+        0 => Err(Error::INVALID_DEVICE),
+        _ => Ok(()),
+    }
+}
+
+fn every_device_is_concurrent(process: &ProcessState) -> Result {
+    (0..).zip(process.devices.iter()).try_for_each(|(device, _)| concurrent(process, device))
+}
+
 /// A location that advice and prefetches may name.
 fn checked(process: &ProcessState, place: Location) -> Result<Location> {
-    place.checked(|id| process.devices.get(id).map(|_| ()), Error::INVALID_DEVICE)
+    place.checked(|id| concurrent(process, id), Error::INVALID_DEVICE)
 }
 
 fn advise(start: u64, bytes: u64, advice: u32, place: Location) -> Result {
@@ -67,9 +84,10 @@ fn resolve(call: Call, stream: u64) -> Result<(&'static ProcessState, StreamRef<
 
 /// Nothing moves, so the stream has nothing to wait for.
 fn prefetch(call: Call, start: u64, bytes: u64, place: Location, stream: u64) -> Result {
-    let (process, _) = resolve(call, stream)?;
+    let (process, stream) = resolve(call, stream)?;
     process.managed.check(start, bytes)?;
     let place = checked(process, place)?;
+    concurrent(process, process.contexts.get(stream.context)?.device)?;
     process.managed.advise(start, bytes, Saying::Prefetched(place))
 }
 
@@ -100,6 +118,7 @@ fn move_batch(call: Call, ranges: Result<Vec<ManagedRange>>, stream: u64) -> Res
         process.managed.check(*start, *bytes)?;
         *to = to.map(|place| checked(process, place)).transpose()?;
     }
+    every_device_is_concurrent(process)?;
     for ManagedRange { start, bytes, to } in ranges {
         if let Some(place) = to {
             process.managed.advise(start, bytes, Saying::Prefetched(place))?;
@@ -157,12 +176,17 @@ pub(crate) fn cuStreamAttachMemAsync(
     bytes: usize,
     flags: c_uint,
 ) -> Result {
-    let (process, _) = resolve(call, stream)?;
-    if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST | ATTACH_SINGLE) {
+    let (process, target) = resolve(call, stream)?;
+    // The legacy default stream stands for all streams, not for one.
+    let legacy = process.contexts.get(target.context)?.legacy == target.slot;
+    if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST | ATTACH_SINGLE) || (flags == ATTACH_SINGLE && legacy) {
         return Err(Error::INVALID_VALUE);
     }
-    // A length of 0 means the whole allocation.
-    process.managed.check(start, (bytes as u64).max(1))
+    // No part of an allocation is attached; a length of 0 means the whole of it.
+    match process.managed.at(start) {
+        Some((base, whole)) if bytes == 0 || (start, bytes as u64) == (base, whole) => Ok(()),
+        _ => Err(Error::INVALID_VALUE),
+    }
 }
 
 fn range_attribute(data: Out<c_void>, size: usize, attribute: u32, start: u64, bytes: u64) -> Result {
@@ -203,19 +227,24 @@ pub(crate) fn cuMemRangeGetAttributes(
     Ok(())
 }
 
-/// Only devices that reach managed memory while the host does, as an attribute reports, know its places.
+/// All managed memory is memory of the host.
 pub(crate) fn cuMemGetLocationInfo(
     _: Call,
-    _: u64,
+    start: u64,
     bytes: usize,
     summary: usize,
     sampling: usize,
     places: Out<c_void>,
 ) -> Result {
-    process::get()?;
-    places.cast::<u64>().required()?;
+    let process = process::get()?;
+    let places = places.cast::<Location>();
+    places.required()?;
     if summary == 0 || summary > bytes || sampling > summary {
         return Err(Error::INVALID_VALUE);
     }
-    Err(Error::NOT_SUPPORTED)
+    process.managed.check(start, bytes as u64)?;
+    // Other devices do not tell.
+    every_device_is_concurrent(process).map_err(|_| Error::NOT_SUPPORTED)?;
+    let host = Location { kind: Location::HOST, id: 0 };
+    (0..bytes.div_ceil(summary)).try_for_each(|index| places.set_at(index, host))
 }

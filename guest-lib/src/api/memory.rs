@@ -58,8 +58,10 @@ pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
     let process = process::get()?;
     process.current()?;
     GRAPHS.potentially_unsafe()?;
-    if process.managed.forget(address) {
-        return process.arena.unpin(&process.session, &process.streams, address);
+    if let Some(aside) = process.managed.forget(address) {
+        process.arena.unpin(&process.session, &process.streams, address)?;
+        process.device_map.free_unused(&process.session, aside);
+        return Ok(());
     }
     if let Some(kept) = GRAPHS.free_outside(address)? {
         process.streams.wait_all(&process.session)?;

@@ -102,6 +102,12 @@ fn load_image(
     loaded.map(Id::raw)
 }
 
+/// Loads an image without options into the current context; returns the module.
+pub(super) fn load_plain(image: u64) -> Result<u64> {
+    let process = process::get()?;
+    load(process, process.current()?.raw, false, image, &JitOptions::default())
+}
+
 fn load_module(place: Out<u64>, image: u64, options: &JitOptions) -> Result {
     let process = process::get()?;
     let place = place.required()?;

@@ -1,6 +1,7 @@
 //! The shim's functions behind the export tables.
 
 use crate::{error::Error, lifetime, log, process, state::thread};
+use sluice_cuda_frontend::In;
 use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 use sluice_protocol::{calls::wire, field::Ordinal};
 use std::{collections::HashSet, sync::Mutex};
@@ -31,6 +32,10 @@ impl Hooks for Shim {
     fn context_id(&self, context: usize) -> Result<u64, u32> {
         let id = process::get().and_then(|process| process.contexts.unique_id(context as u64));
         id.map_err(|Error(code)| code)
+    }
+
+    fn load_module(&self, image: In<u8, u32>) -> Result<usize, u32> {
+        super::module::load_plain(image.address()).map(handle).map_err(|Error(code)| code)
     }
 
     fn devices(&self) -> &[DeviceIdentity] {

@@ -5,8 +5,11 @@ use crate::{
     log,
     session::Session,
 };
-use sluice_cuda_abi::attributes::{guest_mask, reaches_host_memory, registers_host_memory};
+use sluice_cuda_abi::attributes::{
+    correct_dependent, guest_mask, reaches_host_memory, registers_host_memory,
+};
 use sluice_cuda_frontend::{
+    atomics::{self, Capabilities},
     environment::{DeviceNames, Environment},
     tables::DeviceIdentity,
 };
@@ -31,6 +34,7 @@ pub(crate) mod attribute {
     pub(crate) const MAX_TEXTURE1D_LINEAR_WIDTH: u32 = 69;
     pub(crate) const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
     pub(crate) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
+    pub(crate) const CONCURRENT_MANAGED_ACCESS: u32 = 89;
     pub(crate) const CAN_USE_STREAM_MEM_OPS_V1: u32 = 92;
     pub(crate) const CAN_USE_64_BIT_STREAM_MEM_OPS_V1: u32 = 93;
     pub(crate) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
@@ -49,6 +53,8 @@ pub(crate) struct DeviceInfo {
     pub(crate) memory: u64,
     /// Range of stream priorities: least, greatest.
     pub(crate) priorities: (i32, i32),
+    /// The capabilities of atomic operations on host memory.
+    pub(crate) host_atomics: Capabilities,
     attributes: [i32; limits::DEVICE_ATTRIBUTES],
 }
 
@@ -147,12 +153,14 @@ fn read_one(session: &Session, ordinal: u32, can_register: bool) -> Result<Devic
             *value = 0;
         }
     }
+    correct_dependent(&mut attributes);
     Ok(DeviceInfo {
         ordinal,
         name: info.name.iter().copied().take_while(|byte| *byte != 0).collect(),
         uuid: info.uuid,
         memory: info.memory,
         priorities: (info.least_priority, info.greatest_priority),
+        host_atomics: if session.gathers() { atomics::NONE } else { info.host_atomics },
         attributes,
     })
 }
@@ -199,6 +207,7 @@ mod tests {
             uuid: [number; 16],
             memory: 0,
             priorities: (0, 0),
+            host_atomics: atomics::NONE,
             attributes: [0; limits::DEVICE_ATTRIBUTES],
         }
     }

@@ -1,8 +1,9 @@
 //! Device attributes: the properties of this device. An attribute never reports an ability that a call refuses,
 //! unless `SLUICE_SOFTGPU_HAS` names the ability.
 
+use sluice_cuda_frontend::atomics::{self, Capabilities};
 use sluice_cuda_images::Limits;
-use softgpu_device::Has;
+use softgpu_device::{Has, Lack};
 
 use crate::capability::{MAX_PITCH, SHARED_PER_BLOCK, WARP};
 use crate::error::{Error, Result};
@@ -53,8 +54,9 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         78..=80 => 1, // stream priorities, caches for global and local memory
         81 => capability.shared_per_multiprocessor,
         83 => 1, // managed memory
+        // Atomic operations on host memory are the host's own; so host and device may access managed memory at the same time.
+        86 | 89 => u32::from(has_host_atomics(gpu)),
         87 => capability.single_to_double,
-        89 => 1,                  // host and device may access it at the same time
         90 => 1,                  // pre-emption
         91 => 1,                  // registered memory has the host's address
         92..=94 | 122 | 123 => 1, // streams wait for values in memory and write them, in both versions
@@ -78,6 +80,30 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         _ => return Err(Error::INVALID_VALUE),
     };
     i32::try_from(value).map_err(|_| Error::UNKNOWN)
+}
+
+/// True if atomic operations of kernels on host memory are atomic for the host, too.
+pub(crate) fn has_host_atomics(gpu: &VisibleGpu) -> bool {
+    !gpu.space.lacks(Lack::HostAtomics)
+}
+
+/// The capabilities of atomic operations on host memory: those of `atom` and `red`.
+pub(crate) fn host_atomics(gpu: &VisibleGpu) -> Capabilities {
+    const UNSIGNED: u32 = 2;
+    const REDUCTION: u32 = 4;
+    const WORD: u32 = 8;
+    const LONG: u32 = 16;
+    /// Signed and unsigned.
+    const BOTH: u32 = 1 | UNSIGNED;
+    const INTEGER: u32 = BOTH | REDUCTION | WORD | LONG;
+    if !has_host_atomics(gpu) {
+        return atomics::NONE;
+    }
+    let [add, min, max, and, or, xor] = [INTEGER; 6];
+    let [increment, decrement] = [UNSIGNED | REDUCTION | WORD; 2];
+    let [exchange, swap] = [BOTH | WORD | LONG; 2];
+    let [add_float, min_float, max_float] = [REDUCTION | WORD | LONG, 0, 0];
+    [add, min, max, increment, decrement, and, or, xor, exchange, swap, add_float, min_float, max_float]
 }
 
 fn index(number: i32) -> usize {

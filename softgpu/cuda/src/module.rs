@@ -113,6 +113,10 @@ pub(crate) struct Callable {
 }
 
 impl Callable {
+    pub(crate) fn parsed(&self) -> &softgpu_engine::Module {
+        &self.module.image.parsed
+    }
+
     pub(crate) fn entry(&self) -> &Entry {
         &self.module.image.parsed.kernels()[self.index]
     }
@@ -339,6 +343,12 @@ pub(crate) fn load(image: &Arc<Image>) -> Result<u64> {
     Ok(instantiate(image, &core, own_settings(image), None)?.0)
 }
 
+/// Loads an image of the program into the current context, without options.
+pub(crate) fn load_plain(image: In<u8>) -> Result<u64> {
+    current_core()?;
+    load(&finish(&JitOptions::none(), parse(image, None))?)
+}
+
 /// `cuModuleUnload`: waits for work that may run in the module.
 pub(crate) fn unload(handle: u64) -> Result {
     let module = MODULES.get(handle)?;
@@ -524,6 +534,10 @@ pub(crate) fn kernel(handle: u64) -> Result<Arc<Kernel>> {
 }
 
 impl Kernel {
+    pub(crate) fn parsed(&self) -> &softgpu_engine::Module {
+        &self.body.image.parsed
+    }
+
     pub(crate) fn entry(&self) -> &Entry {
         &self.body.image.parsed.kernels()[self.index]
     }

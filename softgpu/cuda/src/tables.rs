@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use sluice_cuda_abi::symbols::CUDA_VERSION;
+use sluice_cuda_frontend::In;
 use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks};
 
 use crate::context::{self, CONTEXTS};
 use crate::error::code;
 use crate::lock::lock;
 use crate::log::log;
-use crate::process;
+use crate::{module, process};
 
 struct Answers;
 
@@ -44,6 +45,10 @@ impl Hooks for Answers {
     fn context_id(&self, context: usize) -> Result<u64, u32> {
         let context = CONTEXTS.get(context as u64).map_err(|error| error.0)?;
         Ok(context.core().map_err(|error| error.0)?.id)
+    }
+
+    fn load_module(&self, image: In<u8, u32>) -> Result<usize, u32> {
+        module::load_plain(image.with_errors()).map(number).map_err(|error| code(Err(error)))
     }
 
     fn devices(&self) -> &[DeviceIdentity] {

@@ -31,13 +31,15 @@ fn said(address: u64, bytes: u64, attribute: i32) -> i32 {
     value
 }
 
-// Promise: C20
+// Promise: C20, C124
 #[test]
 fn managed_memory_is_accessible_to_host_and_device() {
     let _context = Context::new();
     let before = free_bytes();
     let increment = function(module(KERNELS), "increment");
-    let address = managed(1 << 20);
+    let without = free_bytes();
+    let address = managed(4 * PAGE);
+    assert_eq!(without - free_bytes(), 4 * PAGE, "device memory is set aside");
     // SAFETY: the program's own memory, which nothing else uses now.
     unsafe { host(address + 800).write(41) };
     assert_eq!(launch(increment, 1, 1, 0, &mut [address + 800]), 0);
@@ -53,8 +55,11 @@ fn managed_memory_is_accessible_to_host_and_device() {
     assert_eq!(cu!(cuMemAllocManaged(&raw mut none, 8, 3)), INVALID_VALUE);
     assert_eq!(cu!(cuMemAllocManaged(&raw mut none, 0, 1)), INVALID_VALUE);
     ok!(cuMemFree_v2(other));
-    assert!(free_bytes() >= before - PAGE, "managed memory takes no device memory");
-    assert_eq!((device_attribute(83), device_attribute(89), device_attribute(88)), (1, 1, 0));
+    assert!(free_bytes() >= before - PAGE, "all but a chunk for small blocks is free again");
+    assert_eq!(cu!(cuMemAllocManaged(&raw mut none, before + PAGE, 1)), OUT_OF_MEMORY);
+    assert_eq!(cu!(cuMemAllocManaged(&raw mut none, u64::MAX, 1)), OUT_OF_MEMORY);
+    assert_eq!((device_attribute(83), device_attribute(86), device_attribute(88)), (1, 1, 0));
+    assert_eq!(device_attribute(89), 1);
     assert_eq!(launch(increment, 1, 1, 0, &mut [address + 800]), 0);
     assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
 }

@@ -44,14 +44,18 @@ pub enum Lack {
     FixedAddresses,
     /// `cuMemHostRegister` refuses all memory.
     Registration,
+    /// Atomic operations of kernels on host memory are not atomic for the host (attribute 86), and so host and device may not access
+    /// managed memory at the same time (attribute 89).
+    HostAtomics,
 }
 
 impl Lack {
-    const ALL: [(&'static str, Lack); 4] = [
+    const ALL: [(&'static str, Lack); 5] = [
         ("import", Lack::Import),
         ("import-in-instances", Lack::ImportInInstances),
         ("fixed-addresses", Lack::FixedAddresses),
         ("registration", Lack::Registration),
+        ("host-atomics", Lack::HostAtomics),
     ];
 }
 

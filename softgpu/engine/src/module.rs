@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::api::{Global, Kernel};
 use crate::image::Reference;
-use crate::ir::{Builtin, LoweredCode, Target};
+use crate::ir::{Builtin, Constant, LoweredCode, Target};
 
 /// Parsed and lowered PTX.
 pub struct Module {
@@ -42,6 +42,35 @@ impl Module {
     /// The module-scope texture and surface references, in the order of their definition.
     pub fn references(&self) -> &[Reference] {
         &self.references
+    }
+
+    /// Bytes of the variables in constant space that a kernel, or a function that it may call, names.
+    pub fn constant_bytes(&self, kernel: &Kernel) -> u64 {
+        let mut reached = vec![false; self.functions.len()];
+        let mut named = vec![false; self.globals.len()];
+        let mut next = vec![kernel.function];
+        while let Some(index) = next.pop() {
+            let Some(code) =
+                self.functions.get(index).filter(|_| !std::mem::replace(&mut reached[index], true))
+            else {
+                continue;
+            };
+            for (constant, _) in &code.constants {
+                if let Constant::Global { index, .. } = constant {
+                    named[*index as usize] = true;
+                }
+            }
+            for call in &code.calls {
+                match call.target {
+                    Target::Function(index) => next.push(index as usize),
+                    // Any function may be meant.
+                    Target::Slot(_) => next.extend(0..self.functions.len()),
+                    Target::Builtin(_) => {}
+                }
+            }
+        }
+        let named = self.globals.iter().zip(named).filter(|(global, named)| *named && global.constant);
+        named.map(|(global, _)| global.size).sum()
     }
 
     /// True if a function of the module calls `malloc`: its kernels need a heap.

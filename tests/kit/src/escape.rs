@@ -15,14 +15,12 @@ pub enum Want {
     Code(u32),
     /// Served, for this number of bytes of the quota.
     Served(u64),
-    /// Served, for this many times the quota.
-    ServedQuotas(u64),
     /// One of these errors: no memory of the quota is in play.
     Any(&'static [u32]),
     /// Refused as not supported: the software GPU and this stage do not offer these kinds of memory.
     Refused,
 }
-use Want::{Any, Code, Full, Refused, Served, ServedQuotas, Within};
+use Want::{Any, Code, Full, Refused, Served, Within};
 
 /// All steps of all ways.
 pub const TABLE: &[(&str, &[(&str, Want)])] = &[
@@ -63,7 +61,18 @@ pub const TABLE: &[(&str, &[(&str, Want)])] = &[
             ("mipmaps", Within),
         ],
     ),
-    ("managed", &[("managed", ServedQuotas(2)), ("device-memory-beside-it", Full)]),
+    (
+        "managed",
+        &[
+            ("all-address-space", Code(2)),
+            ("quota-and-one", Code(2)),
+            ("managed", Full),
+            ("device-memory-beside-it", Code(2)),
+            ("freed-twice", Code(1)),
+            ("behind-device-memory", Full),
+            ("all", Full),
+        ],
+    ),
     (
         "ipc",
         &[
@@ -143,7 +152,6 @@ impl Want {
             Within => error == 2 && bytes <= quota,
             Code(code) => error == code && bytes == 0,
             Served(served) => error == 0 && bytes == served,
-            ServedQuotas(times) => error == 0 && bytes == times * quota,
             Any(codes) => codes.contains(&error),
             Refused => error == 801 && bytes == 0,
         }
@@ -201,9 +209,5 @@ mod tests {
         assert!(!Full.is_met(QUOTA, driver, 2, QUOTA - driver - CHUNK));
         assert!(!Full.is_met(QUOTA, driver, 2, QUOTA + CHUNK));
         assert!(!Full.is_met(QUOTA, driver, 0, QUOTA - driver));
-        assert!(
-            ServedQuotas(2).is_met(QUOTA, driver, 0, 2 * QUOTA)
-                && !ServedQuotas(2).is_met(QUOTA, 0, 0, QUOTA)
-        );
     }
 }

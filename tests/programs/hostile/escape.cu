@@ -255,19 +255,40 @@ static void arrays() {
     for (CUmipmappedArray each : mipmaps) MUST(cuMipmappedArrayDestroy, each);
 }
 
+// Allocates managed memory until none is left: in large pieces, then in the smallest that are charged.
+static CUresult all_managed(std::vector<CUdeviceptr> &all, size_t &bytes) {
+    CUresult result = CUDA_SUCCESS;
+    CUdeviceptr address;
+    for (size_t piece : {8 * MIB, 2 * MIB})
+        while (bytes < 2 * quota && (result = CU(cuMemAllocManaged, &address, piece, (unsigned)CU_MEM_ATTACH_GLOBAL)) == CUDA_SUCCESS) {
+            MUST(cuMemsetD8, address, (unsigned char)1, piece);
+            all.push_back(address);
+            bytes += piece;
+        }
+    return result;
+}
+
 static void managed() {
     std::vector<CUdeviceptr> all;
-    CUresult result = CUDA_SUCCESS;
+    CUresult result;
     size_t bytes = 0;
-    CUdeviceptr address;
-    while (bytes < 2 * quota && (result = CU(cuMemAllocManaged, &address, 8 * MIB, (unsigned)CU_MEM_ATTACH_GLOBAL)) == CUDA_SUCCESS) {
-        MUST(cuMemsetD8, address, (unsigned char)1, 8 * MIB);
-        all.push_back(address);
-        bytes += 8 * MIB;
-    }
+    CUdeviceptr address, other;
+    step("all-address-space", CU(cuMemAllocManaged, &address, ~(size_t)0, (unsigned)CU_MEM_ATTACH_GLOBAL), 0);
+    step("quota-and-one", CU(cuMemAllocManaged, &address, quota + 1, (unsigned)CU_MEM_ATTACH_HOST), 0);
+    result = all_managed(all, bytes);
     step("managed", result, bytes);
-    the_rest_is_exactly("device-memory-beside-it");
+    step("device-memory-beside-it", CU(cuMemAlloc, &other, 2 * MIB), 0);
+    // Freed memory is charged no longer, and only once.
     for (CUdeviceptr each : all) MUST(cuMemFree, each);
+    step("freed-twice", CU(cuMemFree, all[0]), 0);
+    all.clear();
+    MUST(cuMemAlloc, &other, quota / 2);
+    bytes = quota / 2;
+    result = all_managed(all, bytes);
+    step("behind-device-memory", result, bytes);
+    for (CUdeviceptr each : all) MUST(cuMemFree, each);
+    MUST(cuMemFree, other);
+    the_rest_is_exactly("all");
 }
 
 static std::string own_path() {

@@ -195,7 +195,7 @@ fn pointers_into_the_worker_and_sizes_near_overflow_are_refused() -> Result<()> 
         })?;
         ensure!(result == 2, "allocating {bytes:#x}: {result}");
     }
-    for base in [0, 0x7d00_0000_0000, 0x7f00_0000_0000, u64::MAX << 21, WINDOW, WINDOW + 4096, ARENA] {
+    for base in [0, 0x7300_0000_0000, 0x7f00_0000_0000, u64::MAX << 21, WINDOW, WINDOW + 4096, ARENA] {
         let result = guest.ask(wire::window_reserve::CALL, &|w| {
             wire::window_reserve::Args { base, bytes: Size(2 << 20) }.put(w)
         })?;

@@ -69,4 +69,17 @@ impl Driver {
         call!(self.cuDeviceGetAttribute(&raw mut value, attribute, device))?;
         Ok(value)
     }
+
+    /// `cuDeviceGetHostAtomicCapabilities` of every operation of the header.
+    pub fn host_atomics(&self, device: c_int) -> Result<[u32; 13]> {
+        let operations = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        let (count, mut capabilities) = (13, [0; 13]);
+        call!(self.cuDeviceGetHostAtomicCapabilities(
+            capabilities.as_mut_ptr(),
+            operations.as_ptr(),
+            count,
+            device
+        ))?;
+        Ok(capabilities)
+    }
 }

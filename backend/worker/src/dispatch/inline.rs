@@ -22,7 +22,11 @@ use crate::{
     },
     submit::{Operation, Payload, StreamOrder, WorkTarget, local::Local, queue::QueueItem},
 };
-use sluice_cuda_abi::{attributes::guest_mask, resources::kind, symbols};
+use sluice_cuda_abi::{
+    attributes::{correct_dependent, guest_mask},
+    resources::kind,
+    symbols,
+};
 use sluice_driver::{Code, Handle, LaunchArguments, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{self, Attributes, wire},
@@ -686,6 +690,7 @@ impl Dispatcher {
             let answered = || driver.device_attribute(id.cast_unsigned(), device).unwrap_or(0);
             *value = guest_mask(id).unwrap_or_else(answered);
         }
+        correct_dependent(&mut attributes.0);
         let prioritised = attributes.0[STREAM_PRIORITIES_SUPPORTED as usize] != 0;
         let (least_priority, greatest_priority) = match driver.priorities() {
             Ok(range) => range,
@@ -699,6 +704,8 @@ impl Dispatcher {
             least_priority,
             greatest_priority,
             attributes,
+            // Unknown to drivers before CUDA 13.
+            host_atomics: driver.host_atomics(device).unwrap_or_default(),
         })
     }
 }

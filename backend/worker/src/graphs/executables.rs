@@ -4,7 +4,7 @@ use crate::{
     graphs::plan::{ConditionalSerial, ConditionalWork, GraphNode, GraphWork, Nested},
     session::objects::{ContextRef, GuestContext},
 };
-use sluice_driver::{Code, Driver, EdgeData, Handle, code};
+use sluice_driver::{Code, CopyBox, Driver, EdgeData, Handle, NodeWork, code};
 use sluice_protocol::{
     graph::{Dependency, NodeKind, Selection},
     limits,
@@ -73,6 +73,8 @@ struct BuiltNode {
     kind: NodeKind,
     node: Handle,
     enabled: bool,
+    /// The copy of the executable's node, if it has several rows: the driver changes such a copy only with its whole graph.
+    copy: Option<Box<CopyBox>>,
     inside: BuiltInside,
 }
 
@@ -97,6 +99,26 @@ struct BuiltConditional {
 }
 
 impl BuiltNode {
+    /// A node that turns on with its graph, or is off.
+    fn new(of: &GraphNode, node: Handle, inside: BuiltInside) -> BuiltNode {
+        let copy = match &of.work {
+            GraphWork::Copy { copy, .. } if copy.height > 1 || copy.depth > 1 => Some(Box::new(*copy)),
+            _ => None,
+        };
+        BuiltNode { number: of.number, kind: of.work.kind(), node, enabled: of.enabled, copy, inside }
+    }
+
+    /// The lists of nodes inside, to change them.
+    fn lists_mut(&mut self) -> Vec<&mut [BuiltNode]> {
+        match &mut self.inside {
+            BuiltInside::Nothing => Vec::new(),
+            BuiltInside::Child(nodes) => vec![nodes],
+            BuiltInside::Conditional(inside) => {
+                inside.bodies.iter_mut().map(|(_, nodes)| &mut **nodes).collect()
+            }
+        }
+    }
+
     /// The lists of nodes inside.
     fn lists(&self) -> Vec<&[BuiltNode]> {
         match &self.inside {
@@ -196,7 +218,8 @@ fn fill(
     let mut handles: Vec<Handle> = Vec::with_capacity(nodes.len());
     let mut edges = Vec::new();
     let mut behind = Vec::new();
-    for GraphNode { number, enabled, dependencies, work } in nodes {
+    for planned in nodes {
+        let GraphNode { number, enabled, dependencies, work } = planned;
         let refused = |code| GraphRefusal::at(*number, code);
         let inner = |failed| GraphRefusal { node: Some(*number), ..failed };
         let earlier = |index: u32| handles.get(index as usize).copied().unwrap_or(0);
@@ -221,11 +244,10 @@ fn fill(
         }
         behind.clear();
         behind.extend(dependencies.iter().filter(|edge| edge.is_full()).map(|edge| earlier(edge.node)));
-        let (number, kind, enabled) = (*number, work.kind(), *enabled);
         let node = match work.of_driver() {
             Ok(work) => {
                 let node = driver.graph_add(graph, &behind, &work).map_err(refused)?;
-                built.push(BuiltNode { number, kind, node, enabled, inside: BuiltInside::Nothing });
+                built.push(BuiltNode::new(planned, node, BuiltInside::Nothing));
                 node
             }
             Err(Nested::Child(nodes)) => {
@@ -236,7 +258,7 @@ fn fill(
                 let (node, graph) = driver.graph_add_child(graph, &behind, start).map_err(refused)?;
                 let mut list = Vec::new();
                 let filled = fill(driver, graph, &mut list, nodes, empty);
-                built.push(BuiltNode { number, kind, node, enabled, inside: BuiltInside::Child(list) });
+                built.push(BuiltNode::new(planned, node, BuiltInside::Child(list)));
                 filled.map_err(inner)?;
                 node
             }
@@ -257,13 +279,7 @@ fn fill(
                 let filled =
                     bodies.try_for_each(|((graph, built), nodes)| fill(driver, *graph, built, nodes, empty));
                 conditional.insert(node, built.len());
-                built.push(BuiltNode {
-                    number,
-                    kind,
-                    node,
-                    enabled,
-                    inside: BuiltInside::Conditional(inside),
-                });
+                built.push(BuiltNode::new(planned, node, BuiltInside::Conditional(inside)));
                 filled.map_err(inner)?;
                 node
             }
@@ -447,11 +463,16 @@ impl DriverExecutable {
             return Err(code::INVALID_VALUE.into());
         }
         match work.of_driver() {
+            // The driver has it.
+            Ok(NodeWork::Copy { copy, .. }) if node.copy.as_deref() == Some(&copy) => {}
             // One call for one node: the driver refuses it as a whole.
             Ok(work) => driver.graph_set_work(*handle, node.node, &work)?,
             Err(Nested::Child(nodes)) => {
                 let inside = Built::new(driver, nodes)?;
                 driver.graph_set_child(*handle, node.node, inside.graph).map_err(partly)?;
+                if let BuiltInside::Child(nodes) = &mut node.inside {
+                    adopt_copies(nodes, &inside.nodes);
+                }
             }
             // The guest changes the nodes of its bodies one by one.
             Err(Nested::Conditional(_)) => return Err(code::NOT_SUPPORTED.into()),
@@ -466,7 +487,9 @@ impl DriverExecutable {
     /// Replaces the work of all nodes by that of a graph.
     pub(crate) fn update(&mut self, by: &Built) -> Result<(), GraphRefusal> {
         self.has_own_handles = false;
-        self.update_by(by)
+        self.update_by(by)?;
+        adopt_copies(&mut self.built.nodes, &by.nodes);
+        Ok(())
     }
 
     fn update_by(&self, by: &Built) -> Result<(), GraphRefusal> {
@@ -489,6 +512,7 @@ impl DriverExecutable {
             Some(&changes.changed)
         } else if changes.begins_again {
             self.update_by(&self.built)?;
+            forget_copies(&mut self.built.nodes);
             None
         } else {
             return Err(code::NOT_SUPPORTED.into());
@@ -545,6 +569,24 @@ pub(crate) struct GraphChanges {
     pub(crate) changed: BTreeSet<Vec<u32>>,
     /// True if everything that the executable ever used exists, so that the driver may give it the work again with which it was made.
     pub(crate) begins_again: bool,
+}
+
+/// Records that the nodes of an executable have the copies of another graph of the same shape.
+fn adopt_copies(nodes: &mut [BuiltNode], from: &[BuiltNode]) {
+    for (node, other) in nodes.iter_mut().zip(from).filter(|(node, other)| node.number == other.number) {
+        node.copy.clone_from(&other.copy);
+        for (list, other) in node.lists_mut().into_iter().zip(other.lists()) {
+            adopt_copies(list, other);
+        }
+    }
+}
+
+/// Records that the copies of an executable's nodes are not known here.
+fn forget_copies(nodes: &mut [BuiltNode]) {
+    for node in nodes {
+        node.copy = None;
+        node.lists_mut().into_iter().for_each(forget_copies);
+    }
 }
 
 /// True if all conditional nodes of a plan can be those of a graph.

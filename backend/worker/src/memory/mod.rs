@@ -232,10 +232,14 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
 
     /// Adds an address window.
     pub(crate) fn reserve(&mut self, base: u64, bytes: u64) -> Result<(), Code> {
-        let bounds = limits::WINDOW_BOUNDS;
         let end = base.checked_add(bytes).ok_or(code::INVALID_VALUE)?;
         let whole = bytes > 0 && bytes.is_multiple_of(UNIT) && base.is_multiple_of(UNIT);
-        let inside = base >= bounds.start && end <= bounds.end && bytes <= limits::SESSION_WINDOW_BYTES;
+        let kinds = [
+            (limits::WINDOW_BOUNDS, limits::SESSION_WINDOW_BYTES),
+            (limits::WIDE_WINDOW_BOUNDS, limits::WIDE_WINDOW_BYTES),
+        ];
+        let inside =
+            kinds.iter().any(|(bounds, most)| base >= bounds.start && end <= bounds.end && bytes <= *most);
         if !whole || !inside || self.windows >= limits::WINDOWS {
             return Err(code::INVALID_VALUE);
         }

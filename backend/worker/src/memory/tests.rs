@@ -106,14 +106,18 @@ fn memory(left: u64) -> (Memory<Mock, Mock>, Mock) {
     (memory, mock)
 }
 
+// Promise: C126
 #[test]
 fn windows_stay_inside_their_bounds() {
     let (mut memory, _) = memory(0);
-    let bounds = limits::WINDOW_BOUNDS;
+    let (bounds, wide) = (limits::WINDOW_BOUNDS, limits::WIDE_WINDOW_BOUNDS);
     assert_eq!(memory.reserve(bounds.start, UNIT), Err(code::ALREADY_MAPPED), "the driver refuses");
     for (base, bytes) in [
-        (bounds.start - UNIT, UNIT),
+        (bounds.start - UNIT, 2 * UNIT),
         (bounds.end - UNIT, 2 * UNIT),
+        (bounds.start, limits::SESSION_WINDOW_BYTES + UNIT),
+        (wide.start - UNIT, UNIT),
+        (wide.start, limits::WIDE_WINDOW_BYTES + UNIT),
         (bounds.start + 1, UNIT),
         (bounds.start, UNIT + 1),
         (bounds.start, 0),

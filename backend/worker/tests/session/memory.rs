@@ -40,6 +40,7 @@ fn device_info_shows_the_quota_and_masks_attributes() {
     assert_eq!(info.attributes.0[75], 8, "compute capability");
     assert_eq!((info.attributes.0[91], info.attributes.0[99]), (0, 0), "masked: registering host memory");
     assert_eq!((info.least_priority, info.greatest_priority), (0, -5));
+    assert_eq!(info.host_atomics, [0; 13], "this driver has no such function");
     let (result, _) =
         guest.call(wire::device_info::CALL, |w| wire::device_info::Args { device: Ordinal(1) }.put(w));
     assert_ne!(result, 0, "there is no second device");
@@ -344,6 +345,7 @@ fn window_is_reserved_at_its_exact_address_or_refused() {
     assert_eq!(reserve(&mut guest, WINDOW, 2 * MIB), ALREADY_MAPPED, "the range is taken");
     assert_eq!(reserve(&mut guest, 0x10_0000, 2 * MIB), INVALID_VALUE, "the range is outside the bounds");
     assert_eq!(reserve(&mut guest, WINDOW + (64 << 30), 2 * MIB), 0);
+    assert_eq!(reserve(&mut guest, limits::WIDE_WINDOW_BOUNDS.start, 1 << 40), 0, "a later, wide window");
 }
 
 #[test]

@@ -181,9 +181,11 @@ impl Blocks {
         {
             return Err(Error::INVALID_VALUE);
         }
-        let reserved = session.sync(0, &wire::va_range_reserve::Args { bytes, alignment, hint })?;
-        let start = reserved.address;
-        device_map.must_be_inside(start, bytes)?;
+        // The host refuses more, for which no window helps.
+        if self.lock().reserved.len() >= limits::RESERVATIONS {
+            return Err(Error::OUT_OF_MEMORY);
+        }
+        let start = device_map.reserve(session, bytes, alignment, hint)?;
         self.lock().reserved.insert(start, bytes);
         Ok(start)
     }

@@ -1,6 +1,7 @@
-//! Device addresses: the window they lie in, and the allocations in it.
+//! Device addresses: the windows they lie in, and the allocations in them.
 //!
-//! The window is reserved in this process, so no host pointer can ever look like a device pointer.
+//! The windows are reserved in this process, so no host pointer can ever look like a device pointer. A session begins with one, and gets
+//! more when a program reserves more addresses than are left. They take addresses only.
 
 use crate::{
     error::{Error, Result},
@@ -18,7 +19,7 @@ use std::{
     collections::BTreeMap,
     ops::Bound,
     sync::{
-        RwLock, RwLockReadGuard, RwLockWriteGuard,
+        Mutex, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -60,12 +61,61 @@ pub(crate) enum RangeOrigin {
     Internal,
 }
 
+/// The address windows of the session: the first is there from the beginning, and none ends.
+struct Windows {
+    list: [OnceLock<Reservation>; limits::WINDOWS],
+    /// Held while one is added.
+    growing: Mutex<()>,
+}
+
+impl Windows {
+    fn new(first: Reservation) -> Windows {
+        let mut list = [const { OnceLock::new() }; limits::WINDOWS];
+        list[0] = OnceLock::from(first);
+        Windows { list, growing: Mutex::default() }
+    }
+
+    /// True if a range lies in one window.
+    fn hold(&self, start: u64, bytes: u64) -> bool {
+        let windows = self.list.iter().map_while(OnceLock::get);
+        let mut left = windows.map(|window| (start.wrapping_sub(window.base()), window.bytes()));
+        left.any(|(offset, length)| offset < length && bytes <= length - offset)
+    }
+
+    /// Adds a window of `bytes` at least. The caller holds `growing`.
+    fn grow(&self, session: &Session, bytes: u64) -> Result {
+        let place = self.list.iter().find(|place| place.get().is_none()).ok_or(Error::OUT_OF_MEMORY)?;
+        // A unit stays free between windows, so that no range reaches from one into the next.
+        let step = bytes.checked_add(limits::UNIT).ok_or(Error::OUT_OF_MEMORY)?;
+        let step = step.checked_next_multiple_of(limits::SESSION_WINDOW_BYTES).ok_or(Error::OUT_OF_MEMORY)?;
+        if step > limits::WIDE_WINDOW_BYTES {
+            return Err(Error::OUT_OF_MEMORY);
+        }
+        let (bounds, bytes) = (limits::WIDE_WINDOW_BOUNDS, step - limits::UNIT);
+        for number in 1..=(bounds.end - bounds.start) / step {
+            let base = bounds.end - number * step;
+            let Ok(window) = Reservation::new(base, bytes) else { continue };
+            match session.sync(0, &wire::window_reserve::Args { base, bytes: Size(bytes) }) {
+                Ok(_) => {
+                    place.get_or_init(|| window);
+                    return Ok(());
+                }
+                Err(error) => {
+                    log::info(format_args!("window at {base:#x} refused by the worker: {error:?}"));
+                    session.alive()?;
+                }
+            }
+        }
+        Err(Error::OUT_OF_MEMORY)
+    }
+}
+
 /// The live ranges, and the reservations around them.
 pub(crate) struct DeviceMap {
     ranges: RwLock<BTreeMap<u64, DeviceMapRange>>,
-    window: Reservation,
+    windows: Windows,
     /// Pages outside the window that hold variables of modules.
-    pages: std::sync::Mutex<BTreeMap<u64, Reservation>>,
+    pages: Mutex<BTreeMap<u64, Reservation>>,
 }
 
 impl DeviceMap {
@@ -81,8 +131,8 @@ impl DeviceMap {
                 Ok(_) => {
                     return Ok(DeviceMap {
                         ranges: RwLock::default(),
-                        window,
-                        pages: std::sync::Mutex::default(),
+                        windows: Windows::new(window),
+                        pages: Mutex::default(),
                     });
                 }
                 Err(error) => {
@@ -108,8 +158,7 @@ impl DeviceMap {
 
     /// Records a range that the host has returned.
     pub(crate) fn enter(&self, start: u64, bytes: u64, context: u64, kind: RangeOrigin) -> Result<u64> {
-        let (left, last) = (self.window.base() + self.window.bytes(), start.checked_add(bytes));
-        let within = self.reserves(start) && last.is_some_and(|last| last <= left);
+        let (within, last) = (self.windows.hold(start, bytes), start.checked_add(bytes));
         let mut ranges = self.write();
         let overlaps = || {
             let (_, below) = ranges.range(..last.unwrap_or(start)).next_back()?;
@@ -162,7 +211,7 @@ impl DeviceMap {
 
     /// Frees an allocation that no work uses. It may have ended with its context.
     pub(crate) fn free_unused(&self, session: &Session, start: u64) {
-        if let Ok(range) = self.take(start, |kind| kind == RangeOrigin::Own) {
+        if let Ok(range) = self.take(start, |kind| matches!(kind, RangeOrigin::Own | RangeOrigin::Internal)) {
             // After a failure the session is over, and its memory with it.
             let free = wire::memory_free::Args { address: DeviceAddress(range.start) };
             let _ = session.post(range.context, None, &free);
@@ -231,13 +280,24 @@ impl DeviceMap {
 
     /// True if an address can only be device memory, allocated or not: host memory never lies there.
     pub(crate) fn reserves(&self, address: u64) -> bool {
-        address.wrapping_sub(self.window.base()) < self.window.bytes()
+        self.windows.hold(address, 1)
     }
 
-    /// Refuses a range of the host that does not lie in the window.
-    pub(crate) fn must_be_inside(&self, start: u64, bytes: u64) -> Result {
-        let last = start.checked_add(bytes).and_then(|end| end.checked_sub(1)).ok_or(Error::UNKNOWN)?;
-        if self.reserves(start) && self.reserves(last) { Ok(()) } else { Err(Error::UNKNOWN) }
+    /// Reserves addresses for the program's own mappings, in a new window if the others have too few left.
+    pub(crate) fn reserve(&self, session: &Session, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
+        let ask = || session.sync(0, &wire::va_range_reserve::Args { bytes, alignment, hint });
+        let mut reserved = ask();
+        if matches!(reserved, Err(Error::OUT_OF_MEMORY)) {
+            let _growing = self.windows.growing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            // Another thread may have added one meanwhile.
+            reserved = ask();
+            if matches!(reserved, Err(Error::OUT_OF_MEMORY)) {
+                self.windows.grow(session, bytes.saturating_add(alignment))?;
+                reserved = ask();
+            }
+        }
+        let start = reserved?.address;
+        if self.windows.hold(start, bytes) { Ok(start) } else { Err(Error::UNKNOWN) }
     }
 
     /// Checks that `bytes` from `address` lie in one live range.

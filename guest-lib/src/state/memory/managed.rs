@@ -1,5 +1,6 @@
 //! Managed memory. It is pinned memory of the arena, which devices reach in place: the memory never moves, and advice is only
-//! stored.
+//! stored. As on hardware that does not migrate it, its bytes are taken of the device's memory too: device memory of its size is set
+//! aside.
 
 use crate::error::{Error, Result};
 use core::ops::Range;
@@ -9,10 +10,12 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct ManagedAllocation {
     bytes: u64,
     context: u64,
+    /// Address of the device memory that is set aside for it.
+    aside: u64,
 }
 
 #[derive(Debug, Default)]
@@ -29,10 +32,10 @@ impl ManagedBook {
         if end - base > allocation.bytes { Err(Error::INVALID_VALUE) } else { Ok(start..end) }
     }
 
-    fn forget(&mut self, start: u64) -> bool {
-        let Some(allocation) = self.allocations.remove(&start) else { return false };
+    fn forget(&mut self, start: u64) -> Option<ManagedAllocation> {
+        let allocation = self.allocations.remove(&start)?;
         self.advised.forget(&(start..start + allocation.bytes));
-        true
+        Some(allocation)
     }
 }
 
@@ -45,13 +48,14 @@ impl Managed {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn add(&self, start: u64, bytes: u64, context: u64) {
-        self.lock().allocations.insert(start, ManagedAllocation { bytes, context });
+    /// Records an allocation, for which device memory at `aside` is set aside.
+    pub(crate) fn add(&self, start: u64, bytes: u64, context: u64, aside: u64) {
+        self.lock().allocations.insert(start, ManagedAllocation { bytes, context, aside });
     }
 
-    /// Forgets an allocation; `false` if none begins there.
-    pub(crate) fn forget(&self, start: u64) -> bool {
-        self.lock().forget(start)
+    /// Forgets an allocation; returns the address of its device memory, `None` if none begins there.
+    pub(crate) fn forget(&self, start: u64) -> Option<u64> {
+        self.lock().forget(start).map(|allocation| allocation.aside)
     }
 
     /// Forgets the memory of a context that is gone.
@@ -99,8 +103,8 @@ mod tests {
     #[test]
     fn ranges_outside_of_one_allocation_are_refused() {
         let managed = Managed::default();
-        managed.add(0x10_0000, 0xa000, 1);
-        managed.add(0x20_0000, 0xa000, 2);
+        managed.add(0x10_0000, 0xa000, 1, 0x70_0000);
+        managed.add(0x20_0000, 0xa000, 2, 0x80_0000);
         managed.advise(0x10_0000, 0xa000, Saying::ReadMostly(true)).unwrap();
         assert_eq!(managed.said(0x10_0000, 0xa000).unwrap().len(), 1);
         for (start, bytes) in
@@ -108,8 +112,8 @@ mod tests {
         {
             assert_eq!(managed.check(start, bytes), Err(Error::INVALID_VALUE), "{start:#x} {bytes:#x}");
         }
-        assert!(managed.forget(0x10_0000) && !managed.forget(0x10_0000));
-        managed.add(0x10_0000, 0xa000, 1);
+        assert_eq!((managed.forget(0x10_0000), managed.forget(0x10_0000)), (Some(0x70_0000), None));
+        managed.add(0x10_0000, 0xa000, 1, 0x70_0000);
         assert_eq!(
             managed.said(0x10_0000, 0xa000).unwrap(),
             [Advice::default()],

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use sluice_cuda_frontend::absent;
+use sluice_cuda_frontend::atomics;
 use sluice_cuda_images::{Limits, Texel};
 
 use crate::attributes::{self, CONSTANT_BYTES};
@@ -108,8 +108,8 @@ calls! {
     }
 
     fn cuDeviceGetHostAtomicCapabilities(capabilities: Out<u32>, operations: In<u32>, count: u32, device: i32) {
-        gpu::at(device)?;
-        absent::atomics(capabilities, operations, count, Error::INVALID_VALUE)
+        let known = attributes::host_atomics(gpu::at(device)?);
+        atomics::answer(&known, capabilities, operations, count, Error::INVALID_VALUE)
     }
 
     fn cuDeviceGetP2PAtomicCapabilities(
@@ -120,7 +120,7 @@ calls! {
         if device == peer {
             return Err(Error::INVALID_DEVICE);
         }
-        absent::atomics(capabilities, operations, count, Error::INVALID_VALUE)
+        atomics::answer(&atomics::NONE, capabilities, operations, count, Error::INVALID_VALUE)
     }
 
     // Only Windows has these identifiers.

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::sync::atomic::Ordering::Relaxed;
 
 use softgpu_device::Capability;
-use softgpu_engine::Kernel;
+use softgpu_engine::{Kernel, Module};
 
 use super::launches::Config;
 use crate::context::current_core;
@@ -15,6 +15,7 @@ use crate::occupancy;
 
 /// `cuFuncGetAttribute`, with the attribute numbers of the header.
 pub(super) fn attribute(
+    module: &Module,
     entry: &Kernel,
     settings: &FunctionSettings,
     number: i32,
@@ -23,7 +24,7 @@ pub(super) fn attribute(
     let value = match number {
         0 => entry.max_threads,
         1 => entry.static_shared,
-        2 => 0, // constants: they belong to the module
+        2 => u32::try_from(module.constant_bytes(entry)).map_err(|_| Error::UNKNOWN)?,
         3 => entry.local_bytes,
         4 => entry.registers,
         5 => entry.target,    // version of the PTX
@@ -111,7 +112,7 @@ fn best_block(
 calls! {
     fn cuFuncGetAttribute(value: Out<i32>, number: i32, function: u64) {
         let callable = module::described(function)?;
-        value.set(attribute(callable.entry(), callable.settings(), number, callable.capability())?)
+        value.set(attribute(callable.parsed(), callable.entry(), callable.settings(), number, callable.capability())?)
     }
 
     fn cuFuncSetAttribute(function: u64, number: i32, value: i32) {

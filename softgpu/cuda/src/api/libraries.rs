@@ -103,7 +103,7 @@ calls! {
     fn cuKernelGetAttribute(value: Out<i32>, number: i32, kernel: u64, device: i32) {
         let capability = gpu::at(device)?.capability();
         let kernel = module::kernel(kernel)?;
-        value.set(attribute(kernel.entry(), kernel.settings(), number, capability)?)
+        value.set(attribute(kernel.parsed(), kernel.entry(), kernel.settings(), number, capability)?)
     }
 
     fn cuKernelSetAttribute(number: i32, value: i32, kernel: u64, device: i32) {

@@ -7,6 +7,7 @@ use sluice_cuda_frontend::batch::{self, Locations, ManagedRange};
 use sluice_cuda_frontend::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SINGLE, Location, Saying};
 
 use super::virtual_memory::MemLocation;
+use crate::attributes::has_host_atomics;
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
@@ -23,9 +24,14 @@ fn holder(start: u64, bytes: u64) -> Result<(&'static VisibleGpu, Range<u64>)> {
     Ok((gpu, range))
 }
 
+/// An error unless host and devices may access managed memory at the same time: then the driver moves all of it itself.
+fn concurrent(gpu: &VisibleGpu) -> Result {
+    if has_host_atomics(gpu) { Ok(()) } else { Err(Error::INVALID_DEVICE) }
+}
+
 /// Checks a preferred location.
 fn checked(place: MemLocation) -> Result<Location> {
-    let device = |id| gpu::at(id).map(|_| ());
+    let device = |id| concurrent(gpu::at(id)?);
     let place = Location { kind: place.kind, id: place.id }.checked(device, Error::INVALID_VALUE);
     place.map_err(|_| Error::INVALID_DEVICE)
 }
@@ -46,7 +52,9 @@ fn prefetch(start: u64, bytes: u64, place: MemLocation, stream: u64, implicit: I
     let target = target(stream, implicit)?;
     GRAPHS.refuse(target.facts())?;
     let (gpu, range) = holder(start, bytes)?;
-    gpu.space.advise(&range, Saying::Prefetched(checked(place)?))?;
+    let place = checked(place)?;
+    concurrent(gpu)?;
+    gpu.space.advise(&range, Saying::Prefetched(place))?;
     // Occupies a position in the stream, but does no work.
     scheduler().submit(target.queue, Vec::new(), QueuedWork::Marker);
     Ok(())
@@ -61,7 +69,9 @@ fn move_batch(ranges: Result<Vec<ManagedRange>>, stream: u64, implicit: Implicit
         let place = |to: Location| checked(MemLocation { kind: to.kind, id: to.id });
         Ok((holder(start, bytes)?, to.map(place).transpose()?))
     });
-    for ((gpu, range), to) in moves.collect::<Result<Vec<_>>>()? {
+    let moves = moves.collect::<Result<Vec<_>>>()?;
+    gpu::all()?.iter().copied().try_for_each(concurrent)?;
+    for ((gpu, range), to) in moves {
         if let Some(place) = to {
             gpu.space.advise(&range, Saying::Prefetched(place))?;
         }
@@ -86,7 +96,8 @@ calls! {
         if summary == 0 || summary > bytes || sampling > summary {
             return Err(Error::INVALID_VALUE);
         }
-        holder(start, bytes)?;
+        let (gpu, _) = holder(start, bytes)?;
+        concurrent(gpu).map_err(|_| Error::NOT_SUPPORTED)?;
         let count = usize::try_from(bytes.div_ceil(summary)).map_err(|_| Error::INVALID_VALUE)?;
         (0..count).try_for_each(|index| places.set_at(index, MemLocation { kind: HOST, id: 0 }))
     }
@@ -170,11 +181,17 @@ twins! {
     ) {
         let target = target(stream, implicit)?;
         GRAPHS.refuse(target.facts())?;
-        if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST | ATTACH_SINGLE) {
+        // The legacy default stream stands for all streams, not for one.
+        let legacy = target.queue == target.core.queues.legacy;
+        if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST | ATTACH_SINGLE) || (flags == ATTACH_SINGLE && legacy) {
             return Err(Error::INVALID_VALUE);
         }
         // A length of 0 means the whole block; only whole blocks can be attached.
-        holder(start, bytes.max(1))?;
+        let (gpu, _) = holder(start, bytes.max(1))?;
+        let block = gpu.block_at(start).ok_or(Error::INVALID_VALUE)?;
+        if bytes != 0 && (start, bytes) != (block.start, block.bytes) {
+            return Err(Error::INVALID_VALUE);
+        }
         scheduler().submit(target.queue, Vec::new(), QueuedWork::Marker);
         Ok(())
     }

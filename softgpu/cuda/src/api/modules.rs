@@ -31,8 +31,7 @@ calls! {
 
     fn cuModuleLoadData(place: Out<u64>, image: In<u8>) {
         place.required()?;
-        current_core()?;
-        place.set(module::load(&module::finish(&JitOptions::none(), module::parse(image, None))?)?)
+        place.set(module::load_plain(image)?)
     }
 
     fn cuModuleLoadDataEx(place: Out<u64>, image: In<u8>, count: u32, keys: In<u32>, values: OptionValues) {
@@ -44,8 +43,7 @@ calls! {
 
     fn cuModuleLoadFatBinary(place: Out<u64>, image: In<u8>) {
         place.required()?;
-        current_core()?;
-        place.set(module::load(&module::finish(&JitOptions::none(), module::parse(image, None))?)?)
+        place.set(module::load_plain(image)?)
     }
 
     fn cuModuleUnload(handle: u64) {

@@ -13,6 +13,8 @@ pub(crate) enum BlockKind {
     Imported,
     /// `cuMemAllocManaged`.
     Managed,
+    /// Device memory that is set aside for managed memory. Programs cannot free it.
+    Aside,
     /// The driver's own: variables of modules, workspaces. Programs cannot free it.
     Internal,
     /// `cuMemHostAlloc`.
@@ -42,6 +44,8 @@ pub(crate) struct Block {
     pub(crate) flags: u32,
     /// Handle of the pool that the block is from.
     pub(crate) pool: u64,
+    /// Address of the device memory that is set aside for managed memory.
+    pub(crate) aside: u64,
     /// Unique in the process.
     pub(crate) id: u64,
 }

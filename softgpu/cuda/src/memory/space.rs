@@ -47,7 +47,7 @@ impl Space {
         }
     }
 
-    pub(super) fn lacks(&self, ability: Lack) -> bool {
+    pub(crate) fn lacks(&self, ability: Lack) -> bool {
         self.lacks.contains(&ability)
     }
 
@@ -81,7 +81,16 @@ impl Space {
 
     /// Creates a block without an owner.
     pub(super) fn block(&self, start: u64, kind: BlockKind) -> Block {
-        Block { start, bytes: 0, kind, maker: Maker::default(), flags: 0, pool: 0, id: self.next_id() }
+        Block {
+            start,
+            bytes: 0,
+            kind,
+            maker: Maker::default(),
+            flags: 0,
+            pool: 0,
+            aside: 0,
+            id: self.next_id(),
+        }
     }
 
     /// Enters a block of device memory for a context.
@@ -209,7 +218,11 @@ impl Space {
     /// Frees a withdrawn block, once no running operation can use it.
     pub(crate) fn release(&self, block: &Block) {
         match block.kind {
-            BlockKind::Device | BlockKind::Internal | BlockKind::Pool | BlockKind::Imported => {
+            BlockKind::Device
+            | BlockKind::Internal
+            | BlockKind::Pool
+            | BlockKind::Imported
+            | BlockKind::Aside => {
                 self.release_device(block);
             }
             BlockKind::Host | BlockKind::Managed => {
@@ -217,6 +230,7 @@ impl Space {
                 self.table.remove(block.start);
                 self.running.wait();
                 host::release(block);
+                self.give_aside(block.aside);
             }
             BlockKind::Registered => {
                 self.table.remove(block.start);
@@ -276,18 +290,31 @@ impl Space {
         Ok(())
     }
 
-    /// Allocates managed memory: host memory that every GPU can access.
+    /// Allocates managed memory: host memory that every GPU can access. As on hardware that does not migrate it, memory of the device is
+    /// taken for it.
     pub(crate) fn allocate_managed(&self, maker: Maker, bytes: u64, flags: u32) -> Result<u64> {
-        let start = host::allocate(bytes)?;
-        self.add_host(maker, start, bytes, flags, BlockKind::Managed, true);
+        let aside = self.allocate(maker, bytes, BlockKind::Aside)?;
+        let start = host::allocate(bytes).inspect_err(|_| self.give_aside(aside))?;
+        let block = Block { bytes, maker, flags, aside, ..self.block(start, BlockKind::Managed) };
+        self.enter_host(block, true);
         Ok(start)
     }
 
+    /// Gives device memory back that was set aside. If its context ends, it may be gone already.
+    fn give_aside(&self, start: u64) {
+        if let Ok(block) = self.withdraw(start, &[BlockKind::Aside]) {
+            self.release_device(&block);
+        }
+    }
+
     fn add_host(&self, maker: Maker, start: u64, bytes: u64, flags: u32, kind: BlockKind, write: bool) {
-        let block = Block { bytes, maker, flags, ..self.block(start, kind) };
+        self.enter_host(Block { bytes, maker, flags, ..self.block(start, kind) }, write);
+    }
+
+    fn enter_host(&self, block: Block, write: bool) {
         let mut book = lock(&self.book);
-        book.blocks.insert(start, block);
-        self.table.insert(start..start + bytes, true, write);
+        self.table.insert(block.range(), true, write);
+        book.blocks.insert(block.start, block);
     }
 
     /// Returns the block that contains an address.

@@ -36,7 +36,7 @@ pub(super) const QUESTIONS: &[Question] = &[
     way("escape-frees", "Do frees of invalid addresses change no charge?"),
     way("escape-tiny", "Are allocations of one byte charged their real size?"),
     way("escape-deepbind", "Has a second copy of the library the same quota?"),
-    way("escape-managed", "Does managed memory take no device memory?"),
+    way("escape-managed", "Does managed memory end at the quota?"),
     way("escape-graphs", "Does the memory of graphs stay within the quota?"),
     way("escape-arrays", "Do arrays and mipmaps stay within the quota?"),
 ];
