@@ -1,10 +1,16 @@
 // Two processes of a VM take turns: each allocates three quarters of the free memory, and frees it before the other's turn. Then each
 // makes a further context, for which the driver needs memory, while the other has just freed all that it could get.
 #include "driver.h"
+#include <cerrno>
 #include <unistd.h>
 #include <vector>
 
 static const size_t PIECE = (size_t)4 << 20;
+
+static void fail(const char *call, int code) {
+    printf("%s: %d\nFAIL\n", call, code);
+    exit(1);
+}
 
 static size_t free_bytes() {
     size_t free, total;
@@ -17,21 +23,21 @@ static void use(size_t bytes) {
     std::vector<CUdeviceptr> pieces;
     for (size_t used = 0; !bytes || used + PIECE <= bytes; used += PIECE) {
         CUdeviceptr piece;
-        CUresult code = CALL(cuMemAlloc, &piece, PIECE);
+        CUresult code = CU(cuMemAlloc, &piece, PIECE);
         if (!bytes && code == CUDA_ERROR_OUT_OF_MEMORY) break;
-        must("cuMemAlloc", code);
+        if (code != CUDA_SUCCESS) fail("cuMemAlloc", code);
         pieces.push_back(piece);
     }
     for (CUdeviceptr piece : pieces) MUST(cuMemFree, piece);
 }
 
 static void pass(int to) {
-    if (write(to, "x", 1) != 1) must("write", CUDA_ERROR_UNKNOWN);
+    if (write(to, "x", 1) != 1) fail("write", errno);
 }
 
 static void await(int from) {
     char turn;
-    if (read(from, &turn, 1) != 1) must("read", CUDA_ERROR_UNKNOWN);
+    if (read(from, &turn, 1) != 1) fail("read", errno);
 }
 
 int main() {
