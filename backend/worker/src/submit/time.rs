@@ -395,11 +395,6 @@ impl Time {
         MarkerInterval { pieces, estimate: u64::from(word & !page::TELL) / PARTS }
     }
 
-    /// True if no work that can run is in flight: all of it is held. Never true without an account.
-    pub(crate) fn is_held(&self) -> bool {
-        !self.devices.is_empty() && self.devices.iter().all(TimeAccounting::is_idle)
-    }
-
     /// Counts a call of the guest. Called by the dispatcher.
     pub(crate) fn call(&self) {
         if let Some(account) = self.account(0) {
