@@ -30,6 +30,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`FieldError::Short`].
+    #[inline]
     pub fn word(&mut self) -> Result<u64, FieldError> {
         let (word, left) = self.left.split_first_chunk::<8>().ok_or(FieldError::Short)?;
         self.left = left;
@@ -40,6 +41,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`FieldError::Short`].
+    #[inline]
     pub fn bytes(&mut self, bytes: usize) -> Result<&'a [u8], FieldError> {
         let padded = bytes.checked_next_multiple_of(8).ok_or(FieldError::Short)?;
         let (field, left) = self.left.split_at_checked(padded).ok_or(FieldError::Short)?;
@@ -79,8 +81,13 @@ impl<'a> Writer<'a> {
     ///
     /// # Errors
     /// [`FieldError::Long`].
+    #[inline]
     pub fn word(&mut self, word: u64) -> Result<(), FieldError> {
-        self.bytes(&word.to_le_bytes())
+        let space = self.buffer.get_mut(self.length..).and_then(<[u8]>::first_chunk_mut);
+        *space.ok_or(FieldError::Long)? = word.to_le_bytes();
+        // The word was in the buffer.
+        self.length = self.length.wrapping_add(8);
+        Ok(())
     }
 
     /// Appends bytes, padded with zeroes to a word.

@@ -30,6 +30,7 @@ pub struct Header {
 
 impl Header {
     /// Writes the header with `size` as the record's whole length.
+    #[inline]
     pub fn write(&self, size: u32, into: &mut [u8; HEADER_BYTES]) {
         let words = [
             u64::from(size) | u64::from(self.call) << 32,
@@ -49,6 +50,7 @@ impl Header {
     /// # Errors
     /// [`FieldError`] when the record is shorter than a header, or a reserved bit is set.
     #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+    #[inline]
     pub fn read(record: &[u8]) -> Result<(Header, &[u8]), FieldError> {
         let (head, fields) = record.split_at_checked(HEADER_BYTES).ok_or(FieldError::Short)?;
         let mut reader = Reader::new(head);

@@ -1,7 +1,8 @@
 //! Completion: it finds complete work and publishes it.
 //!
 //! A pass polls the oldest marker of every stream that has one; a stream that is held back delays no other. The completion
-//! thread makes passes while markers are in flight and sleeps when there are none. The dispatcher makes a pass itself when its
+//! thread makes passes while markers are in flight and sleeps when there are none. Between two passes it rests: up to shortly before
+//! the work is expected to end, and otherwise for a small part of the time that it has waited. The dispatcher makes a pass itself when its
 //! ring runs empty, so that short work is published without a thread switch. The thread that makes a pass holds the lock of
 //! [`Completion`]; no thread that serves the guest's work waits for it.
 
@@ -13,7 +14,7 @@ use crate::{
     submit::{
         event_clock::{Becomes, EventClock},
         fences::{InFlightFences, Marker, StreamFences},
-        time::{Passed, Time},
+        time::{Passed, SequenceTicket, Time},
     },
 };
 use core::{
@@ -49,8 +50,14 @@ pub(crate) struct Completion {
     waiter: Mutex<Option<Thread>>,
     /// Set when the completion thread is to look often.
     hurried: AtomicBool,
-    /// Set while the completion thread sleeps.
+    /// Set while the completion thread sleeps, or rests so long that new markers have to wake it.
     sleeping: AtomicBool,
+    /// The number of calls of [`Completion::notify`].
+    notified: AtomicU64,
+    /// The time at which the first of the markers in flight is expected to be reached, as of the latest pass; and whether there are
+    /// markers of which that is unknown.
+    expected: AtomicU64,
+    unexpected: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
@@ -78,6 +85,9 @@ impl Completion {
             waiter: Mutex::default(),
             hurried: AtomicBool::new(false),
             sleeping: AtomicBool::new(false),
+            notified: AtomicU64::new(0),
+            expected: AtomicU64::new(Nanos::MAX),
+            unexpected: AtomicBool::new(false),
             thread: OnceLock::new(),
         }
     }
@@ -131,6 +141,8 @@ impl Completion {
 
     /// Makes sure that the completion thread polls the markers in flight.
     pub(crate) fn notify(&self) {
+        // With this store and that of `sleeping` before the loads on both sides, one of the two threads sees the other's.
+        self.notified.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed)
             && self.sleeping.swap(false, Ordering::SeqCst)
@@ -150,10 +162,18 @@ impl Completion {
     pub(crate) fn pass(&self, current: &mut Current) -> bool {
         let Ok(mut clock) = self.passing.try_lock() else { return false };
         let requested = self.requested.load(Ordering::SeqCst);
-        let mut progress = false;
+        let (mut progress, mut first, mut unexpected) = (false, Nanos::MAX, false);
         self.fences.for_each_pending(|slot, stream_fences| {
-            progress |= self.look(slot, stream_fences, current, &mut clock)
+            progress |= self.look(slot, stream_fences, current, &mut clock);
+            if stream_fences.pending() > 0 {
+                match expected_end(stream_fences) {
+                    Some(end) => first = first.min(end),
+                    None => unexpected = true,
+                }
+            }
         });
+        self.expected.store(first, Ordering::Relaxed);
+        self.unexpected.store(unexpected, Ordering::Relaxed);
         // Under the lock, so that the count never falls.
         let answers = self.answered.swap(requested, Ordering::AcqRel) != requested;
         drop(clock);
@@ -334,32 +354,47 @@ impl Completion {
         // One thread runs this, so the cell is not set twice.
         let _ = self.thread.set(std::thread::current());
         let mut current = Current::default();
-        let mut idle = 0_u32;
+        let (mut idle, mut since, mut seen) = (0_u32, now(), 0);
         loop {
+            let notified = self.notified.load(Ordering::SeqCst);
+            if notified != core::mem::replace(&mut seen, notified) {
+                (idle, since) = (0, now());
+            }
             if !self.fences.is_pending() && !self.is_requested() {
                 self.sleep();
-                idle = 0;
-            } else if self.pass(&mut current) {
-                idle = 0;
+            } else if self.pass(&mut current) || self.hurried.swap(false, Ordering::Relaxed) {
+                (idle, since) = (0, now());
             } else {
-                idle = if self.hurried.swap(false, Ordering::Relaxed) { 0 } else { idle };
                 idle = idle.saturating_add(1);
-                if idle > OFTEN && self.time.is_held() {
-                    self.rest(idle);
-                } else {
-                    pause(idle, cpus);
-                }
+                self.pause(idle, cpus, since, notified);
             }
         }
     }
 
-    /// Waits before the next pass while all work in flight stands behind waits, such as for a host function: no device ends work, and
-    /// each thread that ends a wait or submits work wakes this one.
-    fn rest(&self, idle: u32) {
-        self.sleeping.store(true, Ordering::SeqCst);
+    /// Waits before the next pass: spins while that cannot take a CPU from the work itself, then yields, then rests.
+    fn pause(&self, idle: u32, cpus: usize, since: Nanos, notified: u64) {
+        let now = now();
+        let waited = now.saturating_sub(since);
+        if cpus >= 3 && waited < SPIN {
+            core::hint::spin_loop();
+        } else if cpus < 3 && idle <= YIELDS {
+            std::thread::yield_now();
+        } else {
+            let expected =
+                Some(self.expected.load(Ordering::Relaxed)).filter(|expected| *expected != Nanos::MAX);
+            let unexpected = self.unexpected.load(Ordering::Relaxed);
+            self.rest(rest_time(waited, expected, unexpected, now), notified);
+        }
+    }
+
+    /// Rests before the next pass. A request for a pass ends the rest, and a new marker ends a long one: the thread that submits work, or
+    /// ends a wait, then wakes this one.
+    fn rest(&self, time: Nanos, notified: u64) {
+        let is_long = time > UNINTERRUPTED;
+        self.sleeping.store(is_long, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.time.is_held() && !self.is_requested() {
-            std::thread::park_timeout(Duration::from_micros(idle.into()).min(LONGEST_HELD));
+        if self.notified.load(Ordering::SeqCst) == notified && !self.is_requested() {
+            std::thread::park_timeout(Duration::from_nanos(time));
         }
         self.sleeping.store(false, Ordering::SeqCst);
     }
@@ -379,24 +414,78 @@ impl Completion {
 
 /// The name of the kinds of work that the worker itself makes, beside those of [`crate::submit::Operation`].
 const OWN_WORK: u64 = 10;
-/// Longest sleep between two passes with work in flight.
-const LONGEST: Duration = Duration::from_micros(50);
-/// Longest sleep while all of it is held.
-const LONGEST_HELD: Duration = Duration::from_millis(1);
-/// Passes without progress after which held work is polled less often: some 20 ms of them.
-const OFTEN: u32 = 400;
+/// Time for which the completion thread spins.
+const SPIN: Nanos = 20_000;
+/// Passes between which it yields, where it does not spin.
+const YIELDS: u32 = 8;
+/// A rest is this part of the time waited so far, unless the end of the work is expected.
+const PART: Nanos = 16;
+/// Bounds of a rest.
+const SHORTEST: Nanos = 5_000;
+const LONGEST: Nanos = 1_000_000;
+/// The first rest where the end of the work is expected. Each rest at most doubles the wait, should the work end early.
+const FIRST: Nanos = 20_000;
+/// The longest rest that a new marker does not end.
+const UNINTERRUPTED: Nanos = 50_000;
 
-/// Waits a little before the next pass: spins while that cannot take a CPU from the work itself, then yields, then sleeps in
-/// growing steps.
-fn pause(idle: u32, cpus: usize) {
-    let spins = if cpus >= 3 { 200 } else { 0 };
-    if idle <= spins {
-        core::hint::spin_loop();
-    } else if idle <= spins + 8 {
-        std::thread::yield_now();
-    } else {
-        let step = idle - spins - 8;
-        // A request for a pass ends it.
-        std::thread::park_timeout(Duration::from_micros(5 * u64::from(step)).min(LONGEST));
+/// The time at which the oldest marker of a stream is expected to be reached, if it ends work of known kinds that runs.
+fn expected_end(stream_fences: &StreamFences) -> Option<Nanos> {
+    let ticket = stream_fences.peek(0).ticket;
+    let is_known = ticket.is_work() && !ticket.is_guessed() && !ticket.is_held();
+    let work = || ticket.estimate() + stream_fences.staged().map(SequenceTicket::estimate).sum::<u64>();
+    is_known.then(|| stream_fences.started().saturating_add(work().saturating_mul(1000)))
+}
+
+/// The time to rest at `now`, after `waited`: most of the time to the expected end of the work, and then no longer than the end is late,
+/// so that it is seen soon. `unexpected`: there is also other work.
+fn rest_time(waited: Nanos, expected: Option<Nanos>, unexpected: bool, now: Nanos) -> Nanos {
+    let part = waited / PART;
+    let rest = match expected {
+        Some(end) if end > now => ((end - now) / 8 * 7).min(waited.max(FIRST)),
+        Some(end) => part.min(now - end),
+        None => part,
+    };
+    let rest = if unexpected { rest.min(part) } else { rest };
+    rest.clamp(SHORTEST, LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of rests until work that takes `takes` is seen to be complete, and the time by which that is late.
+    fn rests(takes: Nanos, expected: Option<Nanos>, unexpected: bool) -> (u64, Nanos) {
+        let (mut now, mut count) = (0, 0);
+        while now < takes {
+            now += rest_time(now, expected, unexpected, now);
+            count += 1;
+        }
+        (count, now - takes)
+    }
+
+    #[test]
+    fn end_of_expected_work_is_seen_soon_after_few_rests() {
+        for takes in [50_000, 500_000, 5_000_000, 50_000_000] {
+            for percent in [90, 99, 100] {
+                let (count, late) = rests(takes, Some(takes / 100 * percent), false);
+                assert!(late <= SHORTEST.max(takes / PART), "{takes} at {percent} %: {late}");
+                assert!(count <= 30 + takes / LONGEST, "{takes} at {percent} %: {count}");
+            }
+            let (_, late) = rests(takes, Some(takes * 10), false);
+            assert!(late <= takes.min(LONGEST), "{takes}: {late} although it was expected much later");
+            let (_, late) = rests(takes, Some(takes * 10), true);
+            assert!(
+                late <= SHORTEST.max(takes / PART),
+                "{takes}: {late} beside work that is expected much later"
+            );
+        }
+    }
+
+    #[test]
+    fn rests_of_unexpected_work_grow_with_the_wait() {
+        let (count, late) = rests(500_000, None, true);
+        assert!(count <= 50 && late <= 500_000 / PART, "{count}, {late}");
+        let (count, late) = rests(1_000_000_000, None, true);
+        assert!(count <= 1_200 && late <= LONGEST, "{count}, {late}");
     }
 }

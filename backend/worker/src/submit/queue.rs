@@ -47,10 +47,11 @@ pub(crate) enum QueueItem {
 }
 
 impl QueueItem {
-    /// The stream slot of an item of work.
+    /// The stream slot of an item of a stream.
     const fn slot(&self) -> Option<u32> {
         match self {
             QueueItem::Work(work, ..) | QueueItem::Growing(work, ..) => Some(work.target.slot),
+            QueueItem::Mark(slot) => Some(*slot),
             _ => None,
         }
     }

@@ -38,8 +38,8 @@ const HEARTBEAT: Duration = Duration::from_millis(10);
 const STUCK: Duration = Duration::from_millis(20);
 /// Launches of a stream for a marker, while no other VM requests their device and while one does. With the marker's record, the query
 /// and the query for the time, the driver has 1.05 calls for a launch at most, or 1.3.
-const PIECES_ALONE: u32 = 64;
-const PIECES_SHARED: u32 = 12;
+pub(crate) const PIECES_ALONE: u32 = 64;
+pub(crate) const PIECES_SHARED: u32 = 12;
 /// Parts of a window for each of which there is a marker.
 const PARTS: u64 = 4;
 /// Longest sleep for room in a window. The sleep ends when a piece of work does.
@@ -393,11 +393,6 @@ impl Time {
         let word = account.word();
         let pieces = if word & page::TELL == 0 { PIECES_ALONE } else { PIECES_SHARED };
         MarkerInterval { pieces, estimate: u64::from(word & !page::TELL) / PARTS }
-    }
-
-    /// True if no work that can run is in flight: all of it is held. Never true without an account.
-    pub(crate) fn is_held(&self) -> bool {
-        !self.devices.is_empty() && self.devices.iter().all(TimeAccounting::is_idle)
     }
 
     /// Counts a call of the guest. Called by the dispatcher.

@@ -69,7 +69,7 @@ pub(super) struct Unmarked {
 }
 
 /// Limit on streams with unmarked work.
-const STREAMS: usize = 16;
+const STREAMS: usize = 32;
 
 impl UnmarkedWork {
     pub(super) const fn pieces(&self) -> u32 {
