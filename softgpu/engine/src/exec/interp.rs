@@ -10,16 +10,15 @@ use super::machine;
 use super::matrix;
 use super::mbarrier;
 use super::mem::{self, Ranges, Spaces};
-use super::warp::{self, Activation, BarrierKind, Fragment, Wait, Warp};
+use super::warp::{self, Activation, BarrierKind, Fragment, SPIN_COST, Wait, Warp};
 use super::{Fail, Special};
 use crate::api::{Fault, FaultKind};
+use crate::code_pages::RunCall;
 use crate::ir::{Argument, Inst, Op, Target, flag, token_function};
-use crate::regs::{Block, Frame, NONE, UNITS};
+use crate::regs::{Block, CONST, Frame, NONE, UNITS};
 
 /// Backward branches that a fragment may take before another fragment of its warp runs.
 pub(crate) const FRAGMENT_BUDGET: i32 = 4096;
-/// Budget that a volatile or ordered access, or an atomic, costs: spin loops yield sooner.
-const SPIN_COST: i32 = 64;
 /// Depth of calls, and bytes of register frames per warp.
 const MAX_DEPTH: u32 = 1024;
 const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -94,9 +93,20 @@ pub(crate) fn fragment<const FAST: bool>(
                 }
             }
             Op::Run => {
-                let Some(ran) = translation
-                    .and_then(|t| t.run(i, &frame, mask, f.budget, (spaces.shared, spaces.shared_len)))
-                else {
+                let call = RunCall {
+                    mask,
+                    running: 0,
+                    budget: f.budget,
+                    left: f.budget,
+                    shared: spaces.shared,
+                    shared_len: spaces.shared_len,
+                    scratch: &mut ranges.scratch,
+                    missed: 0,
+                    threads: grid.threads_of(warp.index),
+                    block: cta.id,
+                };
+                let range = |address, write| spaces.memory.range(address, write);
+                let Some(ran) = translation.and_then(|t| t.run(i, &frame, call, range)) else {
                     // The original has the instructions of the run.
                     insts = code.insts.as_slice();
                     continue;
@@ -288,8 +298,11 @@ pub(crate) fn fragment<const FAST: bool>(
                         return Err(locate(grid, cta, warp, i, Fail::new(FaultKind::Trap, first, 0)));
                     }
                     // Lanes at another barrier get a turn of their own.
-                    let mut same = 0;
-                    each(m, |lane| same |= u32::from(frame.get::<u32>(i.a, lane) == id) << lane);
+                    let mut same = m;
+                    if i.a & CONST == 0 {
+                        same = 0;
+                        each(m, |lane| same |= u32::from(frame.get::<u32>(i.a, lane) == id) << lane);
+                    }
                     if cta.ready >> id & 1 != 0 {
                         f.pc = pc;
                         warp.fragments.push(f);
@@ -584,7 +597,6 @@ fn copy(from: &Frame, source: Argument, to: &Frame, target: Argument, mask: u32)
 fn special(grid: &Grid<'_>, cta: [u32; 3], linear: u64, warp: u32, frame: &Frame, i: &Inst, mask: u32) {
     let which = Special::ALL[usize::from(i.sub) % Special::ALL.len()];
     let launch = grid.launch;
-    let [bx, by, bz] = launch.block;
     let wide = i.has(flag::WIDE_D);
     let nanos = || u64::try_from(grid.started.elapsed().as_nanos()).unwrap_or(u64::MAX) + 1;
     let now = || {
@@ -602,29 +614,9 @@ fn special(grid: &Grid<'_>, cta: [u32; 3], linear: u64, warp: u32, frame: &Frame
         Special::GlobalTimer => now(),
         Special::GlobalTimerLo => now() & 0xffff_ffff,
         Special::GlobalTimerHi => now() >> 32,
-        Special::TidX if by == 1 && bz == 1 => return lanes(frame, i, mask, |n| warp * 32 + n),
-        Special::TidY if by == 1 => 0,
-        Special::TidZ if bz == 1 => 0,
-        Special::TidX | Special::TidY | Special::TidZ => {
-            // Counts up from the first lane: blocks of several rows would otherwise cost a division per lane.
-            let first = warp * 32;
-            let (mut x, mut y, mut z) = (first % bx, first / bx % by, first / bx / by);
-            let mut values = [0u32; 32];
-            for value in &mut values {
-                *value = match which {
-                    Special::TidX => x,
-                    Special::TidY => y,
-                    _ => z,
-                };
-                x += 1;
-                if x == bx {
-                    (x, y) = (0, y + 1);
-                    if y == by {
-                        (y, z) = (0, z + 1);
-                    }
-                }
-            }
-            return lanes(frame, i, mask, |n| values[n as usize & 31]);
+        Special::TidX | Special::TidY | Special::TidZ | Special::LaneId => {
+            let axis = which.thread_axis().unwrap_or(0);
+            return lanes(frame, i, mask, |n| grid.threads_of(warp)[axis][n as usize & 31]);
         }
         Special::MaskEq => return lanes(frame, i, mask, |n| 1 << n),
         Special::MaskLt => return lanes(frame, i, mask, |n| (1 << n) - 1),

@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use super::lanes::each;
 use super::{Fail, PARAM_WINDOW};
 use crate::api::{FaultKind, LOCAL_WINDOW, Memory, SHARED_WINDOW};
+use crate::code_pages::RunScratch;
 use crate::ir::{Inst, flag};
 use crate::ptx::Space;
 use crate::regs::Frame;
@@ -27,6 +28,8 @@ pub(crate) struct Ranges {
     write: (u64, u64),
     /// The textures and surfaces found, which are ranges of their own.
     pub(crate) images: super::found::FoundImages,
+    /// The ranges of machine code, and its memory.
+    pub(crate) scratch: Box<RunScratch>,
 }
 
 impl Ranges {

@@ -65,6 +65,9 @@ pub(crate) enum Wait {
     WarpBarrier(u32),
 }
 
+/// Budget that a volatile or ordered access, or an atomic, costs: spin loops yield sooner.
+pub(crate) const SPIN_COST: i32 = 64;
+
 /// Lanes that are at the same instruction of the same frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fragment {
