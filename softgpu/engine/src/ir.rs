@@ -473,6 +473,8 @@ const MAX_MISSES: usize = 2 * (MAX_LOADS + MAX_STORES);
 const WINDOWS: Range<u64> = SHARED_WINDOW.start..LOCAL_WINDOW.end;
 
 /// Fragments of a function that the interpreter runs before the function gets machine code.
+/// Times that a run may decline until the interpreter executes it always: its addresses are in other spaces.
+const MAX_DECLINED: u32 = 256;
 const WARM: u32 = 64;
 
 /// Makes machine code of a function. `None` if the interpreter is to execute all of it.
@@ -502,6 +504,8 @@ pub(crate) struct RunEntry {
 
 /// The result of a run.
 pub(crate) struct Ran {
+    /// The number of times that it declined.
+    pub(crate) declined: AtomicU32,
     /// Index of the instruction after the run.
     pub(crate) end: u32,
     /// Lanes that are back at the start of the run, because the budget is used up.
@@ -542,9 +546,9 @@ impl MachineCode {
 }
 
 impl Translation {
-    /// Executes the run of an instruction [`Op::Run`] for the lanes of a mask that is not empty. `None` if the interpreter must execute it:
-    /// an address is not valid, or lanes access memory in a way that the run does not know. Then the run has had no effect. `range`
-    /// finds the range of an address, for reading or for writing.
+    /// Executes the run of an instruction [`Op::Run`] for the lanes of a mask that is not empty. Returns the index of the instruction after
+    /// the run if the interpreter must execute it, because an address is not valid or in another space. Then the run has had no
+    /// effect. `range` finds the range of an address, for reading or for writing.
     #[inline(always)]
     pub(crate) fn run(
         &self,
@@ -552,14 +556,21 @@ impl Translation {
         frame: &Frame,
         mut call: RunCall<'_>,
         range: impl FnMut(u64, bool) -> Option<Range<u64>>,
-    ) -> Option<Ran> {
+    ) -> Result<Ran, u32> {
         let entry = &self.runs[usize::try_from(i.imm).unwrap_or(usize::MAX)];
-        match code_pages::call(&self.pages, entry.offset, frame, &mut call) {
-            RunEnd::Done => {}
-            RunEnd::Missed { site, write } => self.retry(entry, frame, &mut call, (site, write), range)?,
-            RunEnd::Declined => return None,
+        if entry.declined.load(Ordering::Relaxed) > MAX_DECLINED {
+            return Err(entry.end);
         }
-        Some(Ran { end: entry.end, running: call.running, budget: call.left - entry.cost })
+        let done = match code_pages::call(&self.pages, entry.offset, frame, &mut call) {
+            RunEnd::Done => Some(()),
+            RunEnd::Missed { site, write } => self.retry(entry, frame, &mut call, (site, write), range),
+            RunEnd::Declined => None,
+        };
+        if done.is_none() {
+            entry.declined.fetch_add(1, Ordering::Relaxed);
+            return Err(entry.end);
+        }
+        Ok(Ran { end: entry.end, running: call.running, budget: call.left - entry.cost })
     }
 
     /// Finds the ranges that a run misses. Each round finds another one.

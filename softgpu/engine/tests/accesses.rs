@@ -63,7 +63,7 @@ impl Drop for GuardedPage {
 
 /// The addresses of the threads of an access.
 #[derive(Clone, Debug)]
-enum Pattern {
+enum AddressPattern {
     Equal,
     Consecutive,
     Reversed,
@@ -72,31 +72,31 @@ enum Pattern {
     Scattered(Vec<u16>),
 }
 
-fn pattern() -> impl Strategy<Value = Pattern> {
+fn pattern() -> impl Strategy<Value = AddressPattern> {
     prop_oneof![
-        1 => Just(Pattern::Equal),
-        3 => Just(Pattern::Consecutive),
-        1 => Just(Pattern::Reversed),
-        1 => Just(Pattern::Rows),
-        2 => prop::collection::vec(any::<u16>(), 32).prop_map(Pattern::Scattered),
+        1 => Just(AddressPattern::Equal),
+        3 => Just(AddressPattern::Consecutive),
+        1 => Just(AddressPattern::Reversed),
+        1 => Just(AddressPattern::Rows),
+        2 => prop::collection::vec(any::<u16>(), 32).prop_map(AddressPattern::Scattered),
     ]
 }
 
-impl Pattern {
+impl AddressPattern {
     /// The element that a thread accesses, of 64.
     fn element(&self, thread: usize) -> usize {
         match self {
-            Pattern::Equal => 7,
-            Pattern::Consecutive => thread % 64,
-            Pattern::Reversed => 63 - thread % 64,
-            Pattern::Rows => thread % 8 + thread / 8 * 16 % 64,
-            Pattern::Scattered(n) => usize::from(n[thread % 32]) % 64,
+            AddressPattern::Equal => 7,
+            AddressPattern::Consecutive => thread % 64,
+            AddressPattern::Reversed => 63 - thread % 64,
+            AddressPattern::Rows => thread % 8 + thread / 8 * 16 % 64,
+            AddressPattern::Scattered(n) => usize::from(n[thread % 32]) % 64,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operation {
+enum AccessOperation {
     Load,
     Store,
     Add,
@@ -105,7 +105,7 @@ enum Operation {
 /// An access of a generated kernel.
 #[derive(Clone, Debug)]
 struct GeneratedAccess {
-    operation: Operation,
+    operation: AccessOperation,
     shared: bool,
     generic: bool,
     /// The type, by its number.
@@ -122,12 +122,11 @@ const TYPES: [(&str, usize); 8] =
     [("u8", 1), ("s8", 1), ("u16", 2), ("s16", 2), ("b32", 4), ("f32", 4), ("b64", 8), ("f64", 8)];
 
 fn access() -> impl Strategy<Value = GeneratedAccess> {
-    let operation =
-        prop_oneof![3 => Just(Operation::Load), 2 => Just(Operation::Store), 1 => Just(Operation::Add)];
+    let operation = prop_oneof![3 => Just(AccessOperation::Load), 2 => Just(AccessOperation::Store), 1 => Just(AccessOperation::Add)];
     (operation, any::<[bool; 3]>(), 0..TYPES.len(), -2i8..3, 0..2usize).prop_map(
         |(operation, [shared, generic, advance], ty, offset, base)| {
             // Atomics are on words.
-            let ty = if operation == Operation::Add { 4 } else { ty };
+            let ty = if operation == AccessOperation::Add { 4 } else { ty };
             GeneratedAccess { operation, shared, generic, ty, offset, base, advance }
         },
     )
@@ -180,9 +179,9 @@ fn kernel(accesses: &[GeneratedAccess], repeat: bool) -> String {
             _ => format!("%d{}", 6 + n % VALUES),
         };
         text += &match a.operation {
-            Operation::Load => format!("ld{space}.{name} {value}, {address};\n"),
-            Operation::Store => format!("st{space}.{name} {address}, {value};\n"),
-            Operation::Add => {
+            AccessOperation::Load => format!("ld{space}.{name} {value}, {address};\n"),
+            AccessOperation::Store => format!("st{space}.{name} {address}, {value};\n"),
+            AccessOperation::Add => {
                 format!("atom{space}.add.u32 %r{}, {address}, %r{};\n", 10 + n % 2, 6 + n % VALUES)
             }
         };
@@ -263,7 +262,7 @@ proptest! {
         let step = accesses.iter().map(|a| TYPES[a.ty].1).min().unwrap();
         let widest = accesses.iter().map(|a| TYPES[a.ty].1).max().unwrap();
         let step = if widest == step { step } else { 8 };
-        let at = |pattern: &Pattern, thread| 256 + step * pattern.element(thread);
+        let at = |pattern: &AddressPattern, thread| 256 + step * pattern.element(thread);
         let (result, _) = launch(
             &accesses,
             (repeat, threads),
@@ -291,7 +290,7 @@ proptest! {
         let (ty, size) = TYPES[accesses[0].ty];
         let accesses: Vec<_> = accesses
             .into_iter()
-            .filter(|a| !one_size || TYPES[a.ty].1 == size || a.operation != Operation::Add)
+            .filter(|a| !one_size || TYPES[a.ty].1 == size || a.operation != AccessOperation::Add)
             .map(|a| if one_size { GeneratedAccess { ty: TYPES.iter().position(|t| t.0 == ty).unwrap(), ..a } } else { a })
             .collect();
         let step = size;
@@ -379,4 +378,24 @@ fn store_and_load_of_one_address_keep_their_order() {
         (0..32u32).all(|n| a[n as usize] == 3 * n + 100 && a[n as usize + 32] == 3 * (n ^ 8) + 101),
         "{a:?}"
     );
+}
+
+// Promise: S74
+#[test]
+fn generic_addresses_of_two_spaces_give_their_values_however_often() {
+    // The loads of a loop are from shared and from global memory in turn.
+    let mut rig = Rig::body(
+        ".param .u64 a",
+        ".shared .align 4 .b8 s[256]; .reg .b32 %r<9>; .reg .b64 %d<9>; .reg .pred %p<3>;\n\
+         ld.param.u64 %d0, [a]; mov.u32 %r0, %tid.x; mul.wide.u32 %d1, %r0, 4; add.u64 %d2, %d0, %d1;\n\
+         mov.u64 %d3, s; cvta.shared.u64 %d3, %d3; add.u64 %d3, %d3, %d1; mul.lo.u32 %r1, %r0, 3; st.u32 [%d3], %r1; bar.sync 0;\n\
+         mov.u32 %r2, 0; mov.u32 %r3, 0;\n\
+         again: and.b32 %r4, %r2, 1; setp.eq.u32 %p0, %r4, 0; selp.b64 %d4, %d2, %d3, %p0;\n\
+         ld.u32 %r5, [%d4]; add.u32 %r3, %r3, %r5; add.u32 %r2, %r2, 1; bar.sync 0;\n\
+         setp.lt.u32 %p1, %r2, 600; @%p1 bra again; st.global.u32 [%d2+256], %r3; ret;",
+    );
+    let a = Buffer::of::<u32>(&(0..128).map(|n| 1000 * n).collect::<Vec<_>>());
+    rig.map(&[&a]);
+    rig.run("k", shape(1, 64), Params::new().buf(&a));
+    assert!((0..64u32).all(|n| a.get::<u32>(n as usize + 64) == 300 * (1000 * n) + 300 * (3 * n)));
 }

@@ -62,6 +62,8 @@ pub(crate) fn fragment<const FAST: bool>(
         local: warp.local.pointer(),
         local_stride: u64::from(warp.local_stride),
     };
+    // The end of instructions that are interpreted although they have machine code, or the limit.
+    let mut stop = limit;
     let mask = f.mask;
     let mut pc = f.pc;
     loop {
@@ -106,10 +108,15 @@ pub(crate) fn fragment<const FAST: bool>(
                     block: cta.id,
                 };
                 let range = |address, write| spaces.memory.range(address, write);
-                let Some(ran) = translation.and_then(|t| t.run(i, &frame, call, range)) else {
-                    // The original has the instructions of the run.
-                    insts = code.insts.as_slice();
-                    continue;
+                let ran = translation.map_or(Err(limit), |t| t.run(i, &frame, call, range));
+                let ran = match ran {
+                    Ok(ran) => ran,
+                    Err(end) => {
+                        // The original has the instructions of the run.
+                        insts = code.insts.as_slice();
+                        stop = end.min(limit);
+                        continue;
+                    }
                 };
                 f.budget = ran.budget;
                 if ran.running != 0 {
@@ -124,12 +131,13 @@ pub(crate) fn fragment<const FAST: bool>(
                 pc = ran.end - 1;
             }
             Op::Bra => {
+                    // No branch leads into a run.
+                    if let Some(translation) = translation {
+                        (insts, stop) = (translation.insts.as_slice(), limit);
+                    }
                 if m == mask {
                     pc = jump(i);
                     if i.has(flag::BACKWARD) {
-                        if let Some(translation) = translation {
-                            insts = translation.insts.as_slice();
-                        }
                         f.budget -= 1;
                         if f.budget <= 0 {
                             warp.fragments.push(Fragment { pc, ..expired(f) });
@@ -436,10 +444,17 @@ pub(crate) fn fragment<const FAST: bool>(
             }
         }
         pc += 1;
-        if pc >= limit {
-            f.pc = pc;
-            warp.fragments.push(f);
-            return Ok(false);
+        if pc >= stop {
+            if pc >= limit {
+                f.pc = pc;
+                warp.fragments.push(f);
+                return Ok(false);
+            }
+            // The run that the interpreter had to execute ends here.
+            stop = limit;
+            if let Some(translation) = translation {
+                insts = translation.insts.as_slice();
+            }
         }
     }
 }

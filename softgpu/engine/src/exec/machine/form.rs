@@ -104,19 +104,21 @@ pub(super) fn load(i: &Inst) -> Option<AccessSpace> {
 
 /// An instruction that changes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum ChangeKind {
     Store,
     /// Adds a word atomically.
     Add,
 }
 
 /// The space and the kind of a store or atomic that machine code can execute.
-pub(super) fn change(i: &Inst) -> Option<(AccessSpace, Change)> {
+pub(super) fn change(i: &Inst) -> Option<(AccessSpace, ChangeKind)> {
     let wide = i.has(flag::WIDE_B);
     let change = match (i.op, i.ty.bytes()) {
-        (Op::Store, 1 | 2 | 4) if !wide => Change::Store,
-        (Op::Store, 8) if wide => Change::Store,
-        (Op::Atomic, 4) if matches!(i.ty, Ty::U32 | Ty::S32) && i.sub == AtomicOp::Add as u8 => Change::Add,
+        (Op::Store, 1 | 2 | 4) if !wide => ChangeKind::Store,
+        (Op::Store, 8) if wide => ChangeKind::Store,
+        (Op::Atomic, 4) if matches!(i.ty, Ty::U32 | Ty::S32) && i.sub == AtomicOp::Add as u8 => {
+            ChangeKind::Add
+        }
         _ => return None,
     };
     Some((access(i)?, change))

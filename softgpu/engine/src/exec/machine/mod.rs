@@ -14,6 +14,7 @@ mod encode;
 mod form;
 mod plan;
 
+use core::sync::atomic::AtomicU32;
 use std::sync::OnceLock;
 
 use crate::code_pages::CodePages;
@@ -22,7 +23,7 @@ use crate::exec::warp::SPIN_COST;
 use crate::ir::{LoweredCode, Op, RunEntry, Translation};
 use crate::regs::NONE;
 use encode::CodeBuffer;
-use form::Change;
+use form::ChangeKind;
 
 /// Bytes of machine code of a function.
 const MAX_BYTES: usize = 1 << 20;
@@ -51,9 +52,14 @@ pub(crate) fn translate(code: &LoweredCode) -> Option<Translation> {
         let Some(function) = function.finish() else { continue };
         let first = &mut insts[run.start];
         (first.op, first.guard, first.imm) = (Op::Run, NONE, i64::try_from(entries.len()).ok()?);
-        let adds = run.changes.iter().filter(|c| c.kind == Change::Add).count();
+        let adds = run.changes.iter().filter(|c| c.kind == ChangeKind::Add).count();
         let cost = SPIN_COST * i32::try_from(adds).ok()?;
-        entries.push(RunEntry { offset: bytes.len(), end: u32::try_from(run.end).ok()?, cost });
+        entries.push(RunEntry {
+            offset: bytes.len(),
+            end: u32::try_from(run.end).ok()?,
+            cost,
+            declined: AtomicU32::new(0),
+        });
         bytes.extend_from_slice(&function);
         bytes.resize(bytes.len().next_multiple_of(32), 0xcc);
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::form::{AccessSpace, Change, LaneForm, Nans, Width, change, form, load};
+use super::form::{AccessSpace, ChangeKind, LaneForm, Nans, Width, change, form, load};
 use crate::code_pages::{MAX_LOADS, MAX_STORES, SITES};
 use crate::ir::{Argument, Inst, LoweredCode, Op, Target, flag};
 use crate::regs::{CONST, NONE, UNITS};
@@ -40,14 +40,14 @@ impl AccessGroup {
 #[derive(Clone, Copy)]
 pub(super) struct MemoryChange {
     pub(super) inst: Inst,
-    pub(super) kind: Change,
+    pub(super) kind: ChangeKind,
     pub(super) access: AccessGroup,
 }
 
 impl MemoryChange {
     /// The slot of the old value of an atomic, or [`NONE`].
     pub(super) fn result(&self) -> u32 {
-        if self.kind == Change::Add { self.inst.d } else { NONE }
+        if self.kind == ChangeKind::Add { self.inst.d } else { NONE }
     }
 
     /// The width of the value.

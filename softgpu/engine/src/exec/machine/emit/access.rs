@@ -7,7 +7,7 @@
 use super::{Emitter, Key, reg, scratch, state};
 use crate::code_pages::{MAX_SAVED, RunCall, RunEnd, RunScratch};
 use crate::exec::machine::encode::{self as x, Address, Gpr, JumpCondition, Label, Rm};
-use crate::exec::machine::form::{AccessSpace, Change, Width};
+use crate::exec::machine::form::{AccessSpace, ChangeKind, Width};
 use crate::exec::machine::plan::{AccessGroup, MemoryChange};
 use crate::ir::Inst;
 use crate::regs::{CONST, NONE};
@@ -463,7 +463,7 @@ impl Emitter<'_> {
         self.general(32, &[0x0f, 0xb6], Gpr::R10, state(RunCall::MASK, true));
         self.general(32, &[0x85], Gpr::R10, reg(Gpr::R10));
         self.code.jump_if(JumpCondition::Zero, next);
-        if change.kind == Change::Store && i.ty.bytes() >= 4 {
+        if change.kind == ChangeKind::Store && i.ty.bytes() >= 4 {
             self.compare(Gpr::R10, 0xff);
             self.code.jump_if(JumpCondition::NotZero, lanes);
             let shape = at(Gpr::Rbx, Some((Gpr::R9, 2)), RunScratch::STORE_SHAPE + 16 * n);
@@ -496,10 +496,10 @@ impl Emitter<'_> {
         self.general(if wide { 64 } else { 32 }, &[0x8b], Gpr::R13, value);
         let memory = at(Gpr::Eax, None, offset);
         match (change.kind, change.access.space) {
-            (Change::Store, _) => {
+            (ChangeKind::Store, _) => {
                 self.general(bits, if bits == 8 { &[0x88] } else { &[0x89] }, Gpr::R13, memory);
             }
-            (Change::Add, space) => {
+            (ChangeKind::Add, space) => {
                 // Shared memory has one thread.
                 if space != AccessSpace::Shared {
                     self.code.raw(&[0xf0]);
