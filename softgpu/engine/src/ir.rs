@@ -102,6 +102,8 @@ pub(crate) enum Op {
     ActiveMask,
     Special,
     LocalAddress,
+    /// Takes `a` bytes of local memory, with the alignment `imm`; `c` is the slot of the stack.
+    Alloca,
     LdMatrix,
     Mma,
     WmmaLoad,
@@ -448,6 +450,8 @@ pub(crate) struct LoweredCode {
     pub(crate) frame_units: u32,
     pub(crate) const_units: u32,
     pub(crate) local_bytes: u32,
+    /// The slot with the bytes that each thread has taken from its stack, if the function takes some.
+    pub(crate) stack: Option<u32>,
     /// Locations of the formal parameters and of the results.
     pub(crate) params: Vec<Argument>,
     pub(crate) returns: Vec<Argument>,
@@ -469,12 +473,12 @@ pub(crate) fn token_function(token: u64) -> Option<u32> {
 
 /// Ranges of memory that a run may miss in one execution.
 const MAX_MISSES: usize = 2 * (MAX_LOADS + MAX_STORES);
+/// Times that a run may decline until the interpreter executes it always: its addresses are in other spaces.
+const MAX_DECLINED: u32 = 256;
 /// The generic addresses of shared and local memory.
 const WINDOWS: Range<u64> = SHARED_WINDOW.start..LOCAL_WINDOW.end;
 
 /// Fragments of a function that the interpreter runs before the function gets machine code.
-/// Times that a run may decline until the interpreter executes it always: its addresses are in other spaces.
-const MAX_DECLINED: u32 = 256;
 const WARM: u32 = 64;
 
 /// Makes machine code of a function. `None` if the interpreter is to execute all of it.
@@ -500,12 +504,12 @@ pub(crate) struct RunEntry {
     pub(crate) end: u32,
     /// Budget that its atomics cost.
     pub(crate) cost: i32,
+    /// The number of times that it declined.
+    pub(crate) declined: AtomicU32,
 }
 
 /// The result of a run.
 pub(crate) struct Ran {
-    /// The number of times that it declined.
-    pub(crate) declined: AtomicU32,
     /// Index of the instruction after the run.
     pub(crate) end: u32,
     /// Lanes that are back at the start of the run, because the budget is used up.

@@ -10,4 +10,5 @@ mod machine;
 mod newer;
 mod ops;
 mod schedule;
+mod stack;
 mod targets;

@@ -10,7 +10,7 @@ use super::machine;
 use super::matrix;
 use super::mbarrier;
 use super::mem::{self, Ranges, Spaces};
-use super::warp::{self, Activation, BarrierKind, Fragment, SPIN_COST, Wait, Warp};
+use super::warp::{self, Activation, BarrierKind, Fragment, MAX_LOCAL, SPIN_COST, Wait, Warp};
 use super::{Fail, Special};
 use crate::api::{Fault, FaultKind};
 use crate::code_pages::RunCall;
@@ -22,8 +22,6 @@ pub(crate) const FRAGMENT_BUDGET: i32 = 4096;
 /// Depth of calls, and bytes of register frames per warp.
 const MAX_DEPTH: u32 = 1024;
 const MAX_FRAME_BYTES: usize = 64 << 20;
-/// Local memory per thread, all frames together.
-const MAX_LOCAL: u32 = 512 << 10;
 
 /// Builds the report of a fault.
 pub(crate) fn fault(
@@ -62,10 +60,10 @@ pub(crate) fn fragment<const FAST: bool>(
         local: warp.local.pointer(),
         local_stride: u64::from(warp.local_stride),
     };
-    // The end of instructions that are interpreted although they have machine code, or the limit.
-    let mut stop = limit;
     let mask = f.mask;
     let mut pc = f.pc;
+    // The end of instructions that are interpreted although they have machine code, or the limit.
+    let mut stop = limit;
     loop {
         let i = &insts[pc as usize];
         let m = if i.guard == NONE {
@@ -131,12 +129,12 @@ pub(crate) fn fragment<const FAST: bool>(
                 pc = ran.end - 1;
             }
             Op::Bra => {
+                if m == mask {
+                    pc = jump(i);
                     // No branch leads into a run.
                     if let Some(translation) = translation {
                         (insts, stop) = (translation.insts.as_slice(), limit);
                     }
-                if m == mask {
-                    pc = jump(i);
                     if i.has(flag::BACKWARD) {
                         f.budget -= 1;
                         if f.budget <= 0 {
@@ -209,6 +207,14 @@ pub(crate) fn fragment<const FAST: bool>(
             Op::LocalAddress => {
                 let v = u64::from(local_base).wrapping_add_signed(i.imm);
                 each(m, |lane| frame.set_bits(i.d, lane, i.has(flag::WIDE_D), v));
+            }
+            Op::Alloca => {
+                if m != 0 {
+                    check!(warp.allocate(&frame, i, local_base + code.local_bytes, m));
+                    // The local memory may have another address now.
+                    warp.fragments.push(Fragment { pc: pc + 1, ..f });
+                    return Ok(false);
+                }
             }
             Op::ActiveMask => each(m, |lane| frame.set(i.d, lane, m)),
             Op::Fence => mem::fence(),
@@ -510,8 +516,17 @@ fn enter(
     let caller = &warp.activations[f.frame as usize];
     let caller_function = caller.function;
     let caller_code = grid.code(caller_function);
-    let local_base = (caller.local_base + caller_code.local_bytes).next_multiple_of(16);
+    let caller_base = caller.local_base + caller_code.local_bytes;
     let depth = caller.depth + 1;
+    let from = Frame::new(&mut warp.activations[f.frame as usize].regs, grid.constants(caller_function));
+    let mut taken = 0;
+    if let Some(slot) = caller_code.stack {
+        each(mask, |lane| taken = from.get::<u32>(slot, lane).max(taken));
+    }
+    if taken > MAX_LOCAL {
+        return Err(overflow);
+    }
+    let local_base = (caller_base + taken).next_multiple_of(16);
     if depth > MAX_DEPTH || local_base + callee.local_bytes > MAX_LOCAL {
         return Err(overflow);
     }
@@ -548,6 +563,9 @@ fn enter(
     (a.call_site, a.local_base, a.depth) = (site, local_base, depth);
     let to = Frame::new(&mut a.regs, grid.constants(function));
     let from = Frame::new(&mut warp.activations[f.frame as usize].regs, grid.constants(caller_function));
+    if let Some(slot) = callee.stack {
+        each(mask, |lane| to.set(slot, lane, 0u32));
+    }
     for (argument, formal) in caller_code.calls[site as usize].arguments.iter().zip(&callee.params) {
         copy(&from, *argument, &to, *formal, mask);
     }

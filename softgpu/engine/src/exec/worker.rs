@@ -166,6 +166,9 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
             }
             warp.activations[0].function = function;
             warp.activations[0].live = valid;
+            if let Some(slot) = code.stack {
+                warp.activations[0].regs.broadcast32(slot, 0);
+            }
             warp.frame_bytes = warp.activations[0].regs.bytes();
             warp.reserve_local(code.local_bytes);
         }
