@@ -179,7 +179,7 @@ pub(crate) fn fragment<const FAST: bool>(
             }
             Op::Atomic => {
                 if m != 0 {
-                    check!(mem::atomic(&spaces, ranges, &frame, i, m));
+                    check!(mem::atomic(&spaces, ranges, &frame, i, extra, m));
                     f.budget -= SPIN_COST;
                 }
             }
