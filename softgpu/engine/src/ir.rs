@@ -2,10 +2,12 @@
 
 #![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::OnceLock;
 
-use crate::code_pages::{self, CodePages, RunCall};
+use crate::api::{LOCAL_WINDOW, SHARED_WINDOW};
+use crate::code_pages::{self, CodePages, MAX_LOADS, MAX_STORES, RunCall, RunEnd};
 use crate::image::ReferenceKind;
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
@@ -21,7 +23,7 @@ pub(crate) enum Lanewise {
     F32FromU32, F64FromS32, F64FromU32, F64FromF32, F32FromF64, F32FromF16, F32FromBf16, F16FromF32,
     S32FromF32Rz, U32FromF32Rz, S32FromF32Rn, FloorF32, TruncF32, RintF32, CeilF32, SatF32, Ex2, Lg2,
     Sin, Cos, Tanh, RcpApprox, RsqrtApprox, SqrtApprox, RcpApprox64, RsqrtApprox64, SlowUnary32,
-    SlowUnary64, Add32, Add64, Sub32, Sub64, Mul32, Mul64, MulWideU32, MulWideS32, MulHiU32, MulHiS32,
+    SlowUnary64, Add32, Add64, Sub32, Sub64, Mul32, Mul64, MulWideU32, MulWideS32, MulWideU16, MulWideS16, MulHiU32, MulHiS32,
     MulHiU64, MulHiS64, And32, And64, Or32, Or64, Xor32, Xor64, Shl32, ShrU32, ShrS32, Shl64, ShrU64,
     ShrS64, MinU32, MinS32, MaxU32, MaxS32, MinU64, MinS64, MaxU64, MaxS64, DivU32, DivS32, RemU32,
     RemS32, DivU64, DivS64, RemU64, RemS64, AddF32, SubF32, MulF32, AddF32Ftz, SubF32Ftz, MulF32Ftz,
@@ -100,6 +102,8 @@ pub(crate) enum Op {
     ActiveMask,
     Special,
     LocalAddress,
+    /// Takes `a` bytes of local memory, with the alignment `imm`; `c` is the slot of the stack.
+    Alloca,
     LdMatrix,
     Mma,
     WmmaLoad,
@@ -446,6 +450,8 @@ pub(crate) struct LoweredCode {
     pub(crate) frame_units: u32,
     pub(crate) const_units: u32,
     pub(crate) local_bytes: u32,
+    /// The slot with the bytes that each thread has taken from its stack, if the function takes some.
+    pub(crate) stack: Option<u32>,
     /// Locations of the formal parameters and of the results.
     pub(crate) params: Vec<Argument>,
     pub(crate) returns: Vec<Argument>,
@@ -464,6 +470,13 @@ pub(crate) fn token_function(token: u64) -> Option<u32> {
         .then(|| u32::try_from((token & 0x00ff_ffff_ffff_ffff) >> 4).ok())
         .flatten()
 }
+
+/// Ranges of memory that a run may miss in one execution.
+const MAX_MISSES: usize = 2 * (MAX_LOADS + MAX_STORES);
+/// Times that a run may decline until the interpreter executes it always: its addresses are in other spaces.
+const MAX_DECLINED: u32 = 256;
+/// The generic addresses of shared and local memory.
+const WINDOWS: Range<u64> = SHARED_WINDOW.start..LOCAL_WINDOW.end;
 
 /// Fragments of a function that the interpreter runs before the function gets machine code.
 const WARM: u32 = 64;
@@ -489,6 +502,10 @@ pub(crate) struct RunEntry {
     pub(crate) offset: usize,
     /// Index of the instruction after the run.
     pub(crate) end: u32,
+    /// Budget that its atomics cost.
+    pub(crate) cost: i32,
+    /// The number of times that it declined.
+    pub(crate) declined: AtomicU32,
 }
 
 /// The result of a run.
@@ -533,24 +550,60 @@ impl MachineCode {
 }
 
 impl Translation {
-    /// Executes the run of an instruction [`Op::Run`] for the lanes of a non-empty mask. `None` if the interpreter must execute it: some
-    /// lane is off, or an address is not valid. Then the run has had no effect.
+    /// Executes the run of an instruction [`Op::Run`] for the lanes of a mask that is not empty. Returns the index of the instruction after
+    /// the run if the interpreter must execute it, because an address is not valid or in another space. Then the run has had no
+    /// effect. `range` finds the range of an address, for reading or for writing.
     #[inline(always)]
     pub(crate) fn run(
         &self,
         i: &Inst,
         frame: &Frame,
-        mask: u32,
-        budget: i32,
-        (shared, shared_len): (*mut u8, u64),
-    ) -> Option<Ran> {
+        mut call: RunCall<'_>,
+        range: impl FnMut(u64, bool) -> Option<Range<u64>>,
+    ) -> Result<Ran, u32> {
         let entry = &self.runs[usize::try_from(i.imm).unwrap_or(usize::MAX)];
-        let shared_len = u32::try_from(shared_len).unwrap_or(0);
-        let mut call = RunCall { mask, running: 0, budget, left: budget, shared, shared_len };
-        code_pages::call(&self.pages, entry.offset, frame, &mut call).then_some(Ran {
-            end: entry.end,
-            running: call.running,
-            budget: call.left,
-        })
+        if entry.declined.load(Ordering::Relaxed) > MAX_DECLINED {
+            return Err(entry.end);
+        }
+        let done = match code_pages::call(&self.pages, entry.offset, frame, &mut call) {
+            RunEnd::Done => Some(()),
+            RunEnd::Missed { site, write } => self.retry(entry, frame, &mut call, (site, write), range),
+            RunEnd::Declined => None,
+        };
+        if done.is_none() {
+            entry.declined.fetch_add(1, Ordering::Relaxed);
+            return Err(entry.end);
+        }
+        Ok(Ran { end: entry.end, running: call.running, budget: call.left - entry.cost })
+    }
+
+    /// Finds the ranges that a run misses. Each round finds another one.
+    #[cold]
+    #[inline(never)]
+    fn retry(
+        &self,
+        entry: &RunEntry,
+        frame: &Frame,
+        call: &mut RunCall<'_>,
+        (mut site, mut write): (usize, bool),
+        mut range: impl FnMut(u64, bool) -> Option<Range<u64>>,
+    ) -> Option<()> {
+        for _ in 0..MAX_MISSES {
+            // A generic address of shared or local memory has no range.
+            if WINDOWS.contains(&call.missed) {
+                return None;
+            }
+            let found = range(call.missed, write).filter(|range| range.contains(&call.missed))?;
+            if !call.scratch.enter(site, &found) {
+                return None;
+            }
+            (call.running, call.left) = (0, call.budget);
+            match code_pages::call(&self.pages, entry.offset, frame, call) {
+                RunEnd::Done => return Some(()),
+                RunEnd::Missed { site: next, write: way } => (site, write) = (next, way),
+                RunEnd::Declined => return None,
+            }
+        }
+        None
     }
 }

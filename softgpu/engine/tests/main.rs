@@ -1,5 +1,6 @@
 //! Kernels and single instructions, compared with plain Rust.
 
+mod accesses;
 mod common;
 mod extensions;
 mod hostile;
@@ -9,4 +10,5 @@ mod machine;
 mod newer;
 mod ops;
 mod schedule;
+mod stack;
 mod targets;

@@ -535,3 +535,95 @@ fn four_products_of_8_by_4_by_8_have_the_layout_of_the_language() {
         }
     }
 }
+
+// Promise: S77
+#[test]
+fn exchanges_of_128_bits_match_rust() {
+    // Each thread exchanges two cells of its own in the space, and stores the old values and the new ones.
+    for (space, own) in [
+        ("global", "mov.b64 %b, %c;"),
+        ("shared", "mov.u64 %b, s; add.u64 %b, %b, %a;"),
+        ("", "mov.b64 %b, %c;"),
+    ] {
+        let dot = if space.is_empty() { String::new() } else { format!(".{space}") };
+        let mut rig = Rig::new(&format!(
+            ".version 8.7\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 in, .param .u64 out, .param .u64 cells)\n{{\n\
+             .shared .align 16 .b8 s[1024]; .reg .b64 %i, %o, %a, %b, %c, %d<12>; .reg .b32 %t; .reg .b128 %q<6>;\n\
+             ld.param.u64 %i, [in]; ld.param.u64 %o, [out]; ld.param.u64 %c, [cells]; mov.u32 %t, %tid.x;\n\
+             mul.wide.u32 %a, %t, 48; add.u64 %i, %i, %a; mul.wide.u32 %a, %t, 64; add.u64 %o, %o, %a;\n\
+             mul.wide.u32 %a, %t, 16; add.u64 %c, %c, %a; {own}\n\
+             ld.global.v2.b64 {{%d0, %d1}}, [%i]; ld.global.v2.b64 {{%d2, %d3}}, [%i+16]; ld.global.v2.b64 {{%d4, %d5}}, [%i+32];\n\
+             mov.b128 %q0, {{%d0, %d1}}; mov.b128 %q1, {{%d2, %d3}}; mov.b128 %q2, {{%d4, %d5}};\n\
+             st{dot}.b128 [%b], %q0;\n\
+             atom{dot}.cas.b128 %q3, [%b], %q1, %q2; st.global.b128 [%o], %q3;\n\
+             ld{dot}.b128 %q4, [%b]; st.global.b128 [%o+16], %q4;\n\
+             atom{dot}.exch.b128 %q5, [%b], %q1; st.global.b128 [%o+32], %q5;\n\
+             ld{dot}.b128 %q4, [%b]; st.global.b128 [%o+48], %q4; atom{dot}.exch.b128 _, [%b], %q0; ret;\n}}\n"
+        ));
+        // The compared value equals the cell in all bits, or differs in one of either half.
+        let cell = |n: u64| [n.wrapping_mul(0x9e37_79b9_7f4a_7c15), !n];
+        let compared = |n: u64| match n % 4 {
+            0 => [cell(n)[0] ^ 1 << 63, cell(n)[1]],
+            1 => [cell(n)[0], cell(n)[1] ^ 1],
+            _ => cell(n),
+        };
+        let new = |n: u64| [n + 5, n << 40];
+        let words: Vec<u64> = (0..64).flat_map(|n| [cell(n), compared(n), new(n)].concat()).collect();
+        let (input, output, cells) = (Buffer::of(&words), Buffer::zeroed(64 * 64), Buffer::zeroed(64 * 16));
+        rig.map(&[&input, &output, &cells]);
+        rig.run("k", shape(1, 64), Params::new().buf(&input).buf(&output).buf(&cells));
+        let output = output.all::<u64>();
+        for n in 0..64 {
+            let after = if compared(n) == cell(n) { new(n) } else { cell(n) };
+            let expected = [cell(n), after, after, compared(n)].concat();
+            assert_eq!(output[8 * n as usize..][..8], expected, "{space} {n}");
+            if space != "shared" {
+                assert_eq!(cells.all::<u64>()[2 * n as usize..][..2], cell(n));
+            }
+        }
+    }
+}
+
+// Promise: S77
+#[test]
+fn exchanges_of_128_bits_of_many_blocks_lose_nothing() {
+    // All threads add 1 to the low half and 3 to the high half of one cell, in loops of a compare and exchange.
+    let mut rig = Rig::body(
+        ".param .u64 o",
+        ".reg .b64 %d<9>; .reg .b128 %q<4>; .reg .pred %p<3>; ld.param.u64 %d0, [o]; mov.b64 %d1, 0; mov.b64 %d2, 0;\n\
+         again: add.u64 %d3, %d1, 1; add.u64 %d4, %d2, 3; mov.b128 %q0, {%d1, %d2}; mov.b128 %q1, {%d3, %d4};\n\
+         atom.global.cas.b128 %q2, [%d0], %q0, %q1; mov.b128 {%d5, %d6}, %q2;\n\
+         setp.ne.u64 %p0, %d5, %d1; setp.ne.or.u64 %p1, %d6, %d2, %p0; mov.b64 %d1, %d5; mov.b64 %d2, %d6; @%p1 bra again; ret;",
+    );
+    let cell = Buffer::zeroed(16);
+    rig.map(&[&cell]);
+    rig.run("k", shape(16, 64), Params::new().buf(&cell));
+    assert_eq!(cell.all::<u64>(), [1024, 3072]);
+}
+
+// Promise: S77
+#[test]
+fn exchange_of_128_bits_needs_its_alignment_and_its_types() {
+    let mut rig = Rig::body(
+        ".param .u64 o",
+        ".reg .b64 %d<3>; .reg .b128 %q<3>; ld.param.u64 %d0, [o]; mov.b128 %q0, {%d0, %d0};\n\
+         atom.exch.b128 %q1, [%d0+8], %q0; ret;",
+    );
+    let cell = Buffer::zeroed(32);
+    rig.map(&[&cell]);
+    let fault = rig.launch("k", shape(1, 1), Params::new().buf(&cell)).unwrap_err();
+    assert_eq!(fault.kind, softgpu_engine::FaultKind::Misaligned);
+    // The vendor's assembler refuses these too.
+    for line in [
+        "atom.add.b128 %q1, [%d0], %q0;",
+        "atom.and.b128 %q1, [%d0], %q0;",
+        "red.exch.b128 [%d0], %q0;",
+        "atom.exch.b128 %q1, [%d0], {%d1, %d2};",
+        "atom.cas.b128 %q1, [%d0], %q0;",
+    ] {
+        let text = format!(
+            ".version 8.7\n.target sm_90\n.address_size 64\n.visible .entry k() {{ .reg .b64 %d<3>; .reg .b128 %q<3>;\n{line}\nret; }}\n"
+        );
+        assert!(softgpu_engine::Module::load(text.as_bytes(), 90).is_err(), "{line}");
+    }
+}

@@ -9,6 +9,7 @@ use super::Special;
 use super::cta::Cta;
 use super::num::sext;
 use crate::api::{Fault, FaultKind, Kernel};
+use crate::code_pages::WarpThreads;
 use crate::ir::{Constant, LoweredCode};
 use crate::launch::Launch;
 use crate::module::Module;
@@ -31,6 +32,8 @@ pub(crate) struct Grid<'a> {
     pub(super) parked: Mutex<VecDeque<Cta>>,
     failed: AtomicBool,
     fault: Mutex<Option<Fault>>,
+    /// The threads of each warp of a block.
+    warps: Vec<WarpThreads>,
 }
 
 pub(super) fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -68,7 +71,13 @@ impl<'a> Grid<'a> {
             parked: Mutex::new(VecDeque::new()),
             failed: AtomicBool::new(false),
             fault: Mutex::new(None),
+            warps: warps(launch.block, threads),
         })
+    }
+
+    /// The threads of a warp of a block.
+    pub(crate) fn threads_of(&self, warp: u32) -> &WarpThreads {
+        &self.warps[warp as usize]
     }
 
     /// The number of workers that the launch can use.
@@ -189,6 +198,28 @@ impl<'a> Grid<'a> {
         !lock(&self.parked).is_empty()
             || (self.unstarted() && self.resident.load(Ordering::SeqCst) < self.limit)
     }
+}
+
+/// The threads of the warps of a block. Lanes without a thread go on counting.
+fn warps([x, y, _]: [u32; 3], threads: u32) -> Vec<WarpThreads> {
+    // Counts up: a division for each thread would cost more than a short launch.
+    let mut at = [0u32; 3];
+    let mut warps = vec![[[0; 32]; 4]; threads.div_ceil(32) as usize];
+    for warp in &mut warps {
+        for lane in 0..32u32 {
+            for (axis, value) in at.into_iter().chain([lane]).enumerate() {
+                warp[axis][lane as usize] = value;
+            }
+            at[0] += 1;
+            if at[0] == x {
+                at = [0, at[1] + 1, at[2]];
+                if at[1] == y {
+                    at = [0, 0, at[2] + 1];
+                }
+            }
+        }
+    }
+    warps
 }
 
 fn broadcast(block: &mut Block, slot: u32, wide: bool, v: u64) {

@@ -10,21 +10,18 @@ use super::machine;
 use super::matrix;
 use super::mbarrier;
 use super::mem::{self, Ranges, Spaces};
-use super::warp::{self, Activation, BarrierKind, Fragment, Wait, Warp};
+use super::warp::{self, Activation, BarrierKind, Fragment, MAX_LOCAL, SPIN_COST, Wait, Warp};
 use super::{Fail, Special};
 use crate::api::{Fault, FaultKind};
+use crate::code_pages::RunCall;
 use crate::ir::{Argument, Inst, Op, Target, flag, token_function};
-use crate::regs::{Block, Frame, NONE, UNITS};
+use crate::regs::{Block, CONST, Frame, NONE, UNITS};
 
 /// Backward branches that a fragment may take before another fragment of its warp runs.
 pub(crate) const FRAGMENT_BUDGET: i32 = 4096;
-/// Budget that a volatile or ordered access, or an atomic, costs: spin loops yield sooner.
-const SPIN_COST: i32 = 64;
 /// Depth of calls, and bytes of register frames per warp.
 const MAX_DEPTH: u32 = 1024;
 const MAX_FRAME_BYTES: usize = 64 << 20;
-/// Local memory per thread, all frames together.
-const MAX_LOCAL: u32 = 512 << 10;
 
 /// Builds the report of a fault.
 pub(crate) fn fault(
@@ -65,6 +62,8 @@ pub(crate) fn fragment<const FAST: bool>(
     };
     let mask = f.mask;
     let mut pc = f.pc;
+    // The end of instructions that are interpreted although they have machine code, or the limit.
+    let mut stop = limit;
     loop {
         let i = &insts[pc as usize];
         let m = if i.guard == NONE {
@@ -94,12 +93,28 @@ pub(crate) fn fragment<const FAST: bool>(
                 }
             }
             Op::Run => {
-                let Some(ran) = translation
-                    .and_then(|t| t.run(i, &frame, mask, f.budget, (spaces.shared, spaces.shared_len)))
-                else {
-                    // The original has the instructions of the run.
-                    insts = code.insts.as_slice();
-                    continue;
+                let call = RunCall {
+                    mask,
+                    running: 0,
+                    budget: f.budget,
+                    left: f.budget,
+                    shared: spaces.shared,
+                    shared_len: spaces.shared_len,
+                    scratch: &mut ranges.scratch,
+                    missed: 0,
+                    threads: grid.threads_of(warp.index),
+                    block: cta.id,
+                };
+                let range = |address, write| spaces.memory.range(address, write);
+                let ran = translation.map_or(Err(limit), |t| t.run(i, &frame, call, range));
+                let ran = match ran {
+                    Ok(ran) => ran,
+                    Err(end) => {
+                        // The original has the instructions of the run.
+                        insts = code.insts.as_slice();
+                        stop = end.min(limit);
+                        continue;
+                    }
                 };
                 f.budget = ran.budget;
                 if ran.running != 0 {
@@ -116,10 +131,11 @@ pub(crate) fn fragment<const FAST: bool>(
             Op::Bra => {
                 if m == mask {
                     pc = jump(i);
+                    // No branch leads into a run.
+                    if let Some(translation) = translation {
+                        (insts, stop) = (translation.insts.as_slice(), limit);
+                    }
                     if i.has(flag::BACKWARD) {
-                        if let Some(translation) = translation {
-                            insts = translation.insts.as_slice();
-                        }
                         f.budget -= 1;
                         if f.budget <= 0 {
                             warp.fragments.push(Fragment { pc, ..expired(f) });
@@ -163,7 +179,7 @@ pub(crate) fn fragment<const FAST: bool>(
             }
             Op::Atomic => {
                 if m != 0 {
-                    check!(mem::atomic(&spaces, ranges, &frame, i, m));
+                    check!(mem::atomic(&spaces, ranges, &frame, i, extra, m));
                     f.budget -= SPIN_COST;
                 }
             }
@@ -191,6 +207,14 @@ pub(crate) fn fragment<const FAST: bool>(
             Op::LocalAddress => {
                 let v = u64::from(local_base).wrapping_add_signed(i.imm);
                 each(m, |lane| frame.set_bits(i.d, lane, i.has(flag::WIDE_D), v));
+            }
+            Op::Alloca => {
+                if m != 0 {
+                    check!(warp.allocate(&frame, i, local_base + code.local_bytes, m));
+                    // The local memory may have another address now.
+                    warp.fragments.push(Fragment { pc: pc + 1, ..f });
+                    return Ok(false);
+                }
             }
             Op::ActiveMask => each(m, |lane| frame.set(i.d, lane, m)),
             Op::Fence => mem::fence(),
@@ -288,8 +312,11 @@ pub(crate) fn fragment<const FAST: bool>(
                         return Err(locate(grid, cta, warp, i, Fail::new(FaultKind::Trap, first, 0)));
                     }
                     // Lanes at another barrier get a turn of their own.
-                    let mut same = 0;
-                    each(m, |lane| same |= u32::from(frame.get::<u32>(i.a, lane) == id) << lane);
+                    let mut same = m;
+                    if i.a & CONST == 0 {
+                        same = 0;
+                        each(m, |lane| same |= u32::from(frame.get::<u32>(i.a, lane) == id) << lane);
+                    }
                     if cta.ready >> id & 1 != 0 {
                         f.pc = pc;
                         warp.fragments.push(f);
@@ -423,10 +450,17 @@ pub(crate) fn fragment<const FAST: bool>(
             }
         }
         pc += 1;
-        if pc >= limit {
-            f.pc = pc;
-            warp.fragments.push(f);
-            return Ok(false);
+        if pc >= stop {
+            if pc >= limit {
+                f.pc = pc;
+                warp.fragments.push(f);
+                return Ok(false);
+            }
+            // The run that the interpreter had to execute ends here.
+            stop = limit;
+            if let Some(translation) = translation {
+                insts = translation.insts.as_slice();
+            }
         }
     }
 }
@@ -482,8 +516,17 @@ fn enter(
     let caller = &warp.activations[f.frame as usize];
     let caller_function = caller.function;
     let caller_code = grid.code(caller_function);
-    let local_base = (caller.local_base + caller_code.local_bytes).next_multiple_of(16);
+    let caller_base = caller.local_base + caller_code.local_bytes;
     let depth = caller.depth + 1;
+    let from = Frame::new(&mut warp.activations[f.frame as usize].regs, grid.constants(caller_function));
+    let mut taken = 0;
+    if let Some(slot) = caller_code.stack {
+        each(mask, |lane| taken = from.get::<u32>(slot, lane).max(taken));
+    }
+    if taken > MAX_LOCAL {
+        return Err(overflow);
+    }
+    let local_base = (caller_base + taken).next_multiple_of(16);
     if depth > MAX_DEPTH || local_base + callee.local_bytes > MAX_LOCAL {
         return Err(overflow);
     }
@@ -520,6 +563,9 @@ fn enter(
     (a.call_site, a.local_base, a.depth) = (site, local_base, depth);
     let to = Frame::new(&mut a.regs, grid.constants(function));
     let from = Frame::new(&mut warp.activations[f.frame as usize].regs, grid.constants(caller_function));
+    if let Some(slot) = callee.stack {
+        each(mask, |lane| to.set(slot, lane, 0u32));
+    }
     for (argument, formal) in caller_code.calls[site as usize].arguments.iter().zip(&callee.params) {
         copy(&from, *argument, &to, *formal, mask);
     }
@@ -584,7 +630,6 @@ fn copy(from: &Frame, source: Argument, to: &Frame, target: Argument, mask: u32)
 fn special(grid: &Grid<'_>, cta: [u32; 3], linear: u64, warp: u32, frame: &Frame, i: &Inst, mask: u32) {
     let which = Special::ALL[usize::from(i.sub) % Special::ALL.len()];
     let launch = grid.launch;
-    let [bx, by, bz] = launch.block;
     let wide = i.has(flag::WIDE_D);
     let nanos = || u64::try_from(grid.started.elapsed().as_nanos()).unwrap_or(u64::MAX) + 1;
     let now = || {
@@ -602,29 +647,9 @@ fn special(grid: &Grid<'_>, cta: [u32; 3], linear: u64, warp: u32, frame: &Frame
         Special::GlobalTimer => now(),
         Special::GlobalTimerLo => now() & 0xffff_ffff,
         Special::GlobalTimerHi => now() >> 32,
-        Special::TidX if by == 1 && bz == 1 => return lanes(frame, i, mask, |n| warp * 32 + n),
-        Special::TidY if by == 1 => 0,
-        Special::TidZ if bz == 1 => 0,
-        Special::TidX | Special::TidY | Special::TidZ => {
-            // Counts up from the first lane: blocks of several rows would otherwise cost a division per lane.
-            let first = warp * 32;
-            let (mut x, mut y, mut z) = (first % bx, first / bx % by, first / bx / by);
-            let mut values = [0u32; 32];
-            for value in &mut values {
-                *value = match which {
-                    Special::TidX => x,
-                    Special::TidY => y,
-                    _ => z,
-                };
-                x += 1;
-                if x == bx {
-                    (x, y) = (0, y + 1);
-                    if y == by {
-                        (y, z) = (0, z + 1);
-                    }
-                }
-            }
-            return lanes(frame, i, mask, |n| values[n as usize & 31]);
+        Special::TidX | Special::TidY | Special::TidZ | Special::LaneId => {
+            let axis = which.thread_axis().unwrap_or(0);
+            return lanes(frame, i, mask, |n| grid.threads_of(warp)[axis][n as usize & 31]);
         }
         Special::MaskEq => return lanes(frame, i, mask, |n| 1 << n),
         Special::MaskLt => return lanes(frame, i, mask, |n| (1 << n) - 1),

@@ -13,9 +13,11 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use super::atomic::AtomicOp;
 use super::lanes::each;
 use super::{Fail, PARAM_WINDOW};
 use crate::api::{FaultKind, LOCAL_WINDOW, Memory, SHARED_WINDOW};
+use crate::code_pages::RunScratch;
 use crate::ir::{Inst, flag};
 use crate::ptx::Space;
 use crate::regs::Frame;
@@ -27,6 +29,8 @@ pub(crate) struct Ranges {
     write: (u64, u64),
     /// The textures and surfaces found, which are ranges of their own.
     pub(crate) images: super::found::FoundImages,
+    /// The ranges of machine code, and its memory.
+    pub(crate) scratch: Box<RunScratch>,
 }
 
 impl Ranges {
@@ -560,11 +564,12 @@ pub(crate) fn atomic(
     ranges: &mut Ranges,
     frame: &Frame,
     i: &Inst,
+    extra: &[u32],
     mask: u32,
 ) -> Result<(), Fail> {
     let size = i.ty.bytes();
     let wide = size == 8;
-    let op = super::atomic::AtomicOp::ALL[usize::from(i.sub) % super::atomic::AtomicOp::ALL.len()];
+    let op = AtomicOp::ALL[usize::from(i.sub) % AtomicOp::ALL.len()];
     let mut left = mask;
     while left != 0 {
         let lane = left.trailing_zeros() as usize;
@@ -577,8 +582,26 @@ pub(crate) fn atomic(
             return Err(Fail::new(FaultKind::AddressSpace, lane, addr));
         }
         let p = spaces.pointer(ranges, i.space, addr, u64::from(size), true, lane)?;
-        let (b, c) = (frame.bits(i.b, lane, wide), frame.bits(i.c, lane, wide));
         let shared = i.space == Space::Shared || SHARED_WINDOW.contains(&addr);
+        if size == 16 {
+            let slots = extra.get(i.e as usize..i.e as usize + 6).unwrap_or(&[0; 6]);
+            let get = |n: usize| {
+                let half = |n: usize| u128::from(frame.get::<u64>(slots[n], lane));
+                half(n) | half(n + 1) << 64
+            };
+            let (b, c) = (get(2), get(4));
+            let new = |old| match op {
+                AtomicOp::Cas if old == b => c,
+                AtomicOp::Cas => old,
+                _ => b,
+            };
+            let old = exchange_pair(p, !shared, new);
+            for (slot, half) in slots.iter().zip(halves(old)) {
+                frame.set(*slot, lane, half);
+            }
+            continue;
+        }
+        let (b, c) = (frame.bits(i.b, lane, wide), frame.bits(i.c, lane, wide));
         let old = if shared {
             // One worker owns the block, so plain accesses are enough.
             let old = read(p, size, false);
@@ -620,6 +643,64 @@ pub(super) fn exchange(p: *mut u8, size: u32, f: impl Fn(u64) -> u64) -> u64 {
             }
         }
     }
+}
+
+/// The low and the high half.
+#[expect(clippy::cast_possible_truncation, reason = "halves")]
+fn halves(value: u128) -> [u64; 2] {
+    [value as u64, (value >> 64) as u64]
+}
+
+/// Replaces 16 bytes if they are `old`. Returns the bytes that were there.
+///
+/// # Safety
+///
+/// The bytes may be written, their address is a multiple of 16, and the processor has the instruction.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn compare_exchange(p: *mut u8, old: u128, new: u128) -> u128 {
+    let ([mut low, mut high], [new_low, new_high]) = (halves(old), halves(new));
+    // SAFETY: the caller's promise. The compiler keeps `rbx` for itself, so the code restores it.
+    unsafe {
+        core::arch::asm!(
+            "xchg rsi, rbx",
+            "lock cmpxchg16b [rdi]",
+            "mov rbx, rsi",
+            in("rdi") p,
+            inout("rsi") new_low => _,
+            in("rcx") new_high,
+            inout("rax") low,
+            inout("rdx") high,
+            options(nostack),
+        );
+    }
+    u128::from(low) | u128::from(high) << 64
+}
+
+/// Exchanges 16 bytes, atomically if others may access them. Returns the old value.
+fn exchange_pair(p: *mut u8, atomic: bool, f: impl Fn(u128) -> u128) -> u128 {
+    let (low, high) = (p, p.wrapping_add(8));
+    let plain = || u128::from(read(low, 8, false)) | u128::from(read(high, 8, false)) << 64;
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if atomic && is_x86_feature_detected!("cmpxchg16b") {
+        let mut old = plain();
+        loop {
+            // SAFETY: the processor has the instruction; the caller checked the 16 bytes for writing, and their alignment.
+            let found = unsafe { compare_exchange(p, old, f(old)) };
+            if found == old {
+                return old;
+            }
+            old = found;
+        }
+    }
+    // Without such an instruction the threads of the process take turns.
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _turn = atomic.then(|| TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    let old = plain();
+    let new = f(old);
+    for (p, half) in [low, high].into_iter().zip(halves(new)) {
+        write(p, 8, half, false);
+    }
+    old
 }
 
 /// `cp.async`, executed at once: copies global to shared memory and clears the bytes beyond the source size.

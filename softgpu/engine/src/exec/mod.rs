@@ -77,6 +77,17 @@ specials! {
 }
 
 impl Special {
+    /// The row of [`crate::code_pages::WarpThreads`] with the value.
+    pub(crate) fn thread_axis(self) -> Option<usize> {
+        Some(match self {
+            Special::TidX => 0,
+            Special::TidY => 1,
+            Special::TidZ => 2,
+            Special::LaneId => 3,
+            _ => return None,
+        })
+    }
+
     /// True if all threads of a launch read one value, during the whole launch.
     pub(crate) fn uniform(self) -> bool {
         use Special::{

@@ -1,7 +1,9 @@
 //! A warp as data (fragments, register frames, local memory), and the operations between its lanes.
 
+use super::Fail;
 use super::lanes::each;
 use super::mem::Bytes;
+use crate::api::FaultKind;
 use crate::ir::{Inst, flag};
 use crate::regs::{Block, Frame, NONE};
 
@@ -64,6 +66,12 @@ pub(crate) enum Wait {
     /// Waits at `bar.warp.sync` with this mask.
     WarpBarrier(u32),
 }
+
+/// Local memory per thread, all frames together.
+pub(crate) const MAX_LOCAL: u32 = 512 << 10;
+
+/// Budget that a volatile or ordered access, or an atomic, costs: spin loops yield sooner.
+pub(crate) const SPIN_COST: i32 = 64;
 
 /// Lanes that are at the same instruction of the same frame.
 #[derive(Clone, Copy, Debug)]
@@ -141,6 +149,35 @@ impl Warp {
             self.local.restride(32, self.local_stride as usize, new as usize);
             self.local_stride = new;
         }
+    }
+
+    /// Takes local memory beyond the first `base` bytes for lanes (`alloca`). Fails where a lane would have more than [`MAX_LOCAL`].
+    pub(crate) fn allocate(&mut self, frame: &Frame, i: &Inst, base: u32, mask: u32) -> Result<(), Fail> {
+        let align = u64::try_from(i.imm).unwrap_or(1).max(1);
+        let (mut last, mut failed) = (0, None);
+        each(mask, |lane| {
+            let size = frame.bits(i.a, lane, i.has(flag::WIDE_A));
+            let start = (u64::from(base) + u64::from(frame.get::<u32>(i.c, lane))).next_multiple_of(align);
+            match start
+                .checked_add(size)
+                .and_then(|end| u32::try_from(end).ok())
+                .filter(|end| *end <= MAX_LOCAL)
+            {
+                Some(end) => {
+                    frame.set(i.c, lane, end - base);
+                    frame.set_bits(i.d, lane, i.has(flag::WIDE_D), start);
+                    last = end.max(last);
+                }
+                None => {
+                    failed.get_or_insert(lane);
+                }
+            }
+        });
+        if let Some(lane) = failed {
+            return Err(Fail::new(FaultKind::StackOverflow, lane, 0));
+        }
+        self.reserve_local(last);
+        Ok(())
     }
 
     /// Wakes fragments whose awaited lanes have all arrived or exited. Returns true if there was one.

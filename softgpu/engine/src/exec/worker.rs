@@ -166,6 +166,9 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
             }
             warp.activations[0].function = function;
             warp.activations[0].live = valid;
+            if let Some(slot) = code.stack {
+                warp.activations[0].regs.broadcast32(slot, 0);
+            }
             warp.frame_bytes = warp.activations[0].regs.bytes();
             warp.reserve_local(code.local_bytes);
         }
@@ -174,33 +177,39 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
 
     /// Runs the warps of a block until all are done or the block has used its share.
     fn turn(&mut self, cta: &mut Cta) -> Result<Outcome, Fault> {
+        // The warps leave the block, so that one of them and the block can change.
+        let mut warps = core::mem::take(&mut cta.warps);
+        let result = self.rounds(cta, &mut warps);
+        cta.warps = warps;
+        result.map_err(|fault| fault.unwrap_or_else(|kind| self.interrupted(cta, kind)))
+    }
+
+    /// The error is a fault, or the kind of one from outside.
+    fn rounds(&mut self, cta: &mut Cta, warps: &mut [Warp]) -> Result<Outcome, Result<Fault, FaultKind>> {
         let (mut spent, mut rounds) = (0, 0u32);
         loop {
             let (mut progress, mut busy) = (false, false);
-            for n in 0..cta.warps.len() {
-                if !cta.warps[n].runnable() && !cta.warps[n].wake() {
+            for n in 0..warps.len() {
+                if !warps[n].runnable() && !warps[n].wake() {
                     continue;
                 }
                 progress = true;
-                let mut warp = core::mem::replace(&mut cta.warps[n], Warp::empty());
-                let result = self.warp(cta, &mut warp);
-                cta.warps[n] = warp;
-                busy |= result? == Yield::Budget;
-                self.release(cta);
+                busy |= self.warp(cta, &mut warps[n]).map_err(Ok)? == Yield::Budget;
+                self.release(cta, warps);
             }
             if cta.alive == 0 {
                 return Ok(Outcome::Done);
             }
             // Exits may have completed a barrier.
             if cta.complete_by_exit() {
-                self.release(cta);
+                self.release(cta, warps);
                 progress = true;
             }
             if !progress {
-                return Err(self.interrupted(cta, FaultKind::LaunchFailed));
+                return Err(Err(FaultKind::LaunchFailed));
             }
             if let Some(kind) = self.grid.ended() {
-                return Err(self.interrupted(cta, kind));
+                return Err(Err(kind));
             }
             if self.grid.failed() {
                 // Another block has failed, so the result of this one does not matter.
@@ -265,12 +274,12 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
     }
 
     /// Releases all fragments that wait at complete barriers.
-    fn release(&self, cta: &mut Cta) {
+    fn release(&self, cta: &mut Cta, warps: &mut [Warp]) {
         while cta.ready != 0 {
             let n = u8::try_from(cta.ready.trailing_zeros()).unwrap_or(0);
             cta.ready &= cta.ready - 1;
             let barrier = cta.barriers[usize::from(n)];
-            for warp in &mut cta.warps {
+            for warp in &mut *warps {
                 for k in 0..warp.fragments.len() {
                     let f = warp.fragments[k];
                     if f.wait != Wait::Barrier(n) {

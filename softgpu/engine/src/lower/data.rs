@@ -17,6 +17,7 @@ impl<'a> Lower<'a, '_> {
             "ld" | "ldu" => self.load(inst, m)?,
             "st" => self.store(inst, m)?,
             "atom" | "red" => self.atomic(inst, m)?,
+            "alloca" | "stacksave" | "stackrestore" => self.stack(inst, m)?,
             "setp" => self.setp(inst, m)?,
             "set" => self.set(inst, m)?,
             "selp" | "slct" | "bfi" if m.types.contains(&Ty::Pred) => {

@@ -253,6 +253,9 @@ impl<'a> Lower<'a, '_> {
         if m.vector != 1 {
             return self.atomic_on_elements(inst, m, op);
         }
+        if ty == Ty::B128 {
+            return self.atomic_of_128_bits(inst, m, op);
+        }
         if !op.takes(ty) {
             return self.unsupported("not supported for this type");
         }
@@ -279,6 +282,46 @@ impl<'a> Lower<'a, '_> {
         i.flags |= flags | (m.flags & flag::ORDERED);
         self.emit(i);
         Ok(())
+    }
+
+    /// An exchange of 128 bits; its registers are pairs.
+    fn atomic_of_128_bits(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>, op: AtomicOp) -> Res<()> {
+        let (d, address, sources) = match (inst.opcode, op, inst.operands.as_slice()) {
+            ("atom", AtomicOp::Exch, [d, address, b] | [d, address, b, _]) => (d, address, [b, b]),
+            ("atom", AtomicOp::Cas, [d, address, b, c] | [d, address, b, c, _]) => (d, address, [b, c]),
+            _ => return self.fail("128 bits have exch and cas, and a result"),
+        };
+        let space = m.space.unwrap_or(Space::Generic);
+        if !matches!(space, Space::Generic | Space::Global | Space::Shared) {
+            return self.fail("atomics work on global and shared memory");
+        }
+        let (a, imm, flags) = self.address(address, space)?;
+        let mut slots = Vec::new();
+        match d {
+            Operand::Name("_") => slots.extend([self.register(Ty::B64)?, self.register(Ty::B64)?]),
+            d => slots.extend(self.pair(d)?),
+        }
+        for source in sources {
+            slots.extend(self.pair(source)?);
+        }
+        let mut i = self.inst(Op::Atomic, Ty::B128);
+        (i.d, i.a, i.imm, i.space, i.sub) = (NONE, a, imm, space, op as u8);
+        i.flags |= flags | (m.flags & flag::ORDERED);
+        i.e = u32::try_from(self.code.extra.len()).unwrap_or(u32::MAX);
+        self.code.extra.extend(slots);
+        self.emit(i);
+        Ok(())
+    }
+
+    /// The halves of a register of 128 bits.
+    fn pair(&self, operand: &Operand<'a>) -> Res<[u32; 2]> {
+        match operand {
+            Operand::Vector(parts) => match parts.as_slice() {
+                [Operand::Register(low, Ty::B64), Operand::Register(high, Ty::B64)] => Ok([*low, *high]),
+                _ => self.fail("a register of 128 bits is expected"),
+            },
+            _ => self.fail("a register of 128 bits is expected"),
+        }
     }
 
     /// An atomic operation on a vector is one on each of its elements.

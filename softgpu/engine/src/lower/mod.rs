@@ -17,6 +17,7 @@ mod modifiers;
 mod operands;
 mod propagate;
 mod requirements;
+mod stack;
 mod vectors;
 mod video;
 
@@ -496,9 +497,6 @@ impl<'a, 's> Lower<'a, 's> {
                 "mapa",
                 "getctarank",
                 "vote_",
-                "alloca",
-                "stacksave",
-                "stackrestore",
                 "movmatrix",
                 "st_async",
                 "red_async",

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use crate::ir::{Argument, ImageAccess, LoweredCode, Op, Target, flag};
+use crate::ptx::Ty;
 use crate::regs::{CONST, NONE};
 
 /// Rewrites reads and removes moves; returns the new index of each old instruction.
@@ -39,6 +40,7 @@ pub(super) fn constants(code: &mut LoweredCode) -> Vec<u32> {
                 }
             }
             Op::Load
+            | Op::Alloca
             | Op::Mbarrier
             | Op::Brx
             | Op::Redux
@@ -58,6 +60,9 @@ pub(super) fn constants(code: &mut LoweredCode) -> Vec<u32> {
                 }
             }
             Op::Atomic | Op::CpAsync | Op::Barrier => {
+                if i.ty == Ty::B128 {
+                    code.extra.iter_mut().skip(i.e as usize + 2).take(4).for_each(swap);
+                }
                 swap(&mut i.a);
                 swap(&mut i.b);
                 swap(&mut i.c);
@@ -155,6 +160,15 @@ fn count_writes(code: &LoweredCode) -> HashMap<u32, u32> {
             Op::Image => {
                 let access = usize::try_from(i.imm).ok().and_then(|n| code.images.get(n));
                 for slot in access.iter().flat_map(|access| &access.results) {
+                    add(*slot, 2);
+                }
+            }
+            Op::Alloca => {
+                add(i.d, 1);
+                add(i.c, 2);
+            }
+            Op::Atomic if i.ty == Ty::B128 => {
+                for slot in code.extra.iter().skip(i.e as usize).take(2) {
                     add(*slot, 2);
                 }
             }

@@ -61,6 +61,8 @@ pub(crate) fn integer(opcode: &str, ty: Ty, flags: u32) -> Option<Handler> {
         "sub" => any::<AnySub>(),
         "mul" if wide && ty == U32 => op2::<MulWideU32>(),
         "mul" if wide && ty == S32 => op2::<MulWideS32>(),
+        "mul" if wide && ty == Ty::U16 => op2::<MulWideU16>(),
+        "mul" if wide && ty == Ty::S16 => op2::<MulWideS16>(),
         "mul" if !wide && !hi && w32 => op2::<Mul32>(),
         "mul" if !wide && !hi && w64 => op2::<Mul64>(),
         "mul" if hi && ty == U32 => op2::<MulHiU32>(),

@@ -143,6 +143,8 @@ ops2! {
     Mul32: u32, u32 => u32, false, |i, a, b| a.wrapping_mul(b);
     Mul64: u64, u64 => u64, false, |i, a, b| a.wrapping_mul(b);
     MulWideU32: u32, u32 => u64, false, |i, a, b| u64::from(a).wrapping_mul(u64::from(b));
+    MulWideU16: u32, u32 => u32, false, |i, a, b| (a & 0xffff).wrapping_mul(b & 0xffff);
+    MulWideS16: i32, i32 => i32, false, |i, a, b| (a << 16 >> 16).wrapping_mul(b << 16 >> 16);
     MulWideS32: i32, i32 => i64, false, |i, a, b| i64::from(a).wrapping_mul(i64::from(b));
     MulHiU32: u32, u32 => u32, false, |i, a, b| (u64::from(a).wrapping_mul(u64::from(b)) >> 32) as u32;
     MulHiS32: i32, i32 => i32, false, |i, a, b| (i64::from(a).wrapping_mul(i64::from(b)) >> 32) as i32;

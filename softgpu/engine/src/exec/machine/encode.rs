@@ -1,6 +1,6 @@
 //! An encoder of the x86-64 instructions that kernels need: vector instructions with a VEX prefix, and a few others.
 
-/// A VEX instruction: prefix, opcode map, W and opcode. All are 256 bits wide but `vmovd`.
+/// A VEX instruction: prefix, opcode map, W and opcode. All are 256 bits wide but the moves between registers of the two kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Vex {
     prefix: u8,
@@ -29,9 +29,11 @@ vex! {
     PCMPEQQ: 1 2 false 0x29; PCMPGTQ: 1 2 false 0x37; PMULLD: 1 2 false 0x40; PMULDQ: 1 2 false 0x28; PMINSD: 1 2 false 0x39;
     PMINUD: 1 2 false 0x3b; PMAXSD: 1 2 false 0x3d; PMAXUD: 1 2 false 0x3f; PABSD: 1 2 false 0x1e; PSRLVD: 1 2 false 0x45;
     PSRLVQ: 1 2 true 0x45; PSRAVD: 1 2 false 0x46; PSLLVD: 1 2 false 0x47; PSLLVQ: 1 2 true 0x47; PMOVSXDQ: 1 2 false 0x25;
-    PMOVZXDQ: 1 2 false 0x35; PBROADCASTB: 1 2 false 0x78; PBROADCASTD: 1 2 false 0x58; PGATHERDD: 1 2 false 0x90;
-    BROADCASTSS: 1 2 false 0x18;
+    PMOVZXDQ: 1 2 false 0x35; PBROADCASTB: 1 2 false 0x78; PBROADCASTD: 1 2 false 0x58;
     FMADD213PS: 1 2 false 0xa8; FMADD231PS: 1 2 false 0xb8; FMADD231PD: 1 2 true 0xb8;
+    PBROADCASTQ: 1 2 false 0x59; PTEST: 1 2 false 0x17; PMOVSXBD: 1 2 false 0x21; PMOVSXWD: 1 2 false 0x23;
+    PMOVZXBD: 1 2 false 0x31; PMOVZXWD: 1 2 false 0x33; MOVMSKPD: 1 1 false 0x50; MOVQ_FROM: 1 1 true 0x6e; MOVQ_TO: 1 1 true 0x7e;
+    PMADDWD: 1 1 false 0xf5; BLSR: 0 2 false 0xf3;
     PBLENDD: 1 3 false 0x02; BLENDVPS: 1 3 false 0x4a; ROUNDPS: 1 3 false 0x08; ROUNDPD: 1 3 false 0x09; PERMQ: 1 3 true 0x00;
     INSERTI128: 1 3 false 0x38; EXTRACTI128: 1 3 false 0x39;
 }
@@ -50,6 +52,7 @@ pub(super) enum Gpr {
     Eax = 0,
     Rcx = 1,
     Rdx = 2,
+    Rbx = 3,
     Rsp = 4,
     Rsi = 6,
     Rdi = 7,
@@ -57,6 +60,9 @@ pub(super) enum Gpr {
     R9 = 9,
     R10 = 10,
     R11 = 11,
+    R12 = 12,
+    R13 = 13,
+    R14 = 14,
 }
 
 /// An address: base, scaled index (the scale as a power of two) and offset.
@@ -157,14 +163,19 @@ impl CodeBuffer {
         self.vector(MOVD, false, to, 0, Rm::Reg(from as u8), None);
     }
 
-    /// Loads words at `base` plus eight offsets plus `offset`. Clears `mask`, which must be all ones.
-    pub(super) fn gather(&mut self, to: u8, mask: u8, base: Gpr, offsets: u8, offset: i32) {
-        let (base, op) = (base as u8, PGATHERDD);
-        let first =
-            (u8::from(to < 8) << 7) | (u8::from(offsets < 8) << 6) | (u8::from(base < 8) << 5) | op.map;
-        self.raw(&[0xc4, first, ((!mask & 15) << 3) | 4 | op.prefix, op.opcode]);
-        self.raw(&[0x84 | (to & 7) << 3, (offsets & 7) << 3 | base & 7]);
-        self.raw(&offset.to_le_bytes());
+    /// Moves a general register to the low 64 bits of a vector register.
+    pub(super) fn vmovq_from(&mut self, to: u8, from: Gpr) {
+        self.vector(MOVQ_FROM, false, to, 0, Rm::Reg(from as u8), None);
+    }
+
+    /// Moves the low 64 bits of a vector register to a general register.
+    pub(super) fn vmovq_to(&mut self, to: Gpr, from: u8) {
+        self.vector(MOVQ_TO, false, from, 0, Rm::Reg(to as u8), None);
+    }
+
+    /// Clears the lowest set bit of a general register.
+    pub(super) fn clear_lowest(&mut self, register: Gpr) {
+        self.vector(BLSR, false, 1, register as u8, Rm::Reg(register as u8), None);
     }
 
     fn vector(&mut self, op: Vex, long: bool, reg: u8, second: u8, rm: Rm, immediate: Option<u8>) {

@@ -1,9 +1,11 @@
 //! The form of an instruction that machine code can execute: the widths of its operands, and its use of NaNs.
 
+use crate::exec::Special;
 use crate::exec::alu::logic;
+use crate::exec::atomic::AtomicOp;
 use crate::ir::{Inst, Lanewise, Op, flag};
-use crate::ptx::Space;
-use crate::regs::{CONST, NONE};
+use crate::ptx::{Space, Ty};
+use crate::regs::NONE;
 
 /// The width of the lanes of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,27 +42,116 @@ pub(super) struct LaneForm {
 }
 
 impl LaneForm {
+    pub(super) fn without_sources(self) -> LaneForm {
+        LaneForm { sources: [None; 3], ..self }
+    }
+
     /// The sources of an instruction, with their widths.
     pub(super) fn sources(self, i: &Inst) -> impl Iterator<Item = (u32, Width)> {
         [i.a, i.b, i.c].into_iter().zip(self.sources).filter_map(|(slot, width)| Some((slot, width?)))
     }
 }
 
-/// Largest offset in a load that is part of a run.
-pub(super) const MAX_OFFSET: i64 = 1 << 20;
+/// Largest offset of an access that is part of a run.
+const MAX_OFFSET: i64 = 1 << 20;
 
-/// True if an instruction loads words from shared memory in a way that machine code can check once for the whole run.
-pub(super) fn shared_load(i: &Inst) -> bool {
-    let whole = i.guard == NONE && i.n == 1 && i.ty.bytes() == 4 && !i.has(flag::WIDE_D | flag::ATOMIC);
-    let place = i.space == Space::Shared && i.has(flag::ADDR32) && i.a & CONST == 0;
-    i.op == Op::Load && whole && place && i.imm % 4 == 0 && (0..MAX_OFFSET).contains(&i.imm)
+/// The memory of an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AccessSpace {
+    /// Ranges of addresses with 64 bits. `anywhere`: an address that is in no range may be in another space.
+    Device { anywhere: bool },
+    /// Shared memory, with addresses of 32 bits.
+    Shared,
+}
+
+impl AccessSpace {
+    /// True if accesses of the two may be to the same bytes.
+    pub(super) fn meets(self, other: AccessSpace) -> bool {
+        self == other || self == AccessSpace::GENERIC || other == AccessSpace::GENERIC
+    }
+
+    const GENERIC: AccessSpace = AccessSpace::Device { anywhere: true };
+
+    /// The width of addresses.
+    pub(super) fn address(self) -> Width {
+        if self == AccessSpace::Shared { Width::Word } else { Width::Double }
+    }
+}
+
+/// The memory that an instruction accesses, if machine code knows such accesses: plain ones of one element, for all lanes that run.
+fn access(i: &Inst) -> Option<AccessSpace> {
+    let aligned = i.imm % i64::from(i.ty.bytes().max(1)) == 0 && i.imm.abs() < MAX_OFFSET;
+    if i.guard != NONE || i.n != 1 || i.has(flag::ATOMIC) || !aligned {
+        return None;
+    }
+    match (i.space, i.has(flag::ADDR32)) {
+        (Space::Shared, true) => Some(AccessSpace::Shared),
+        (Space::Global | Space::Const, false) => Some(AccessSpace::Device { anywhere: false }),
+        (Space::Generic, false) => Some(AccessSpace::GENERIC),
+        _ => None,
+    }
+}
+
+/// The space of a load that machine code can execute.
+pub(super) fn load(i: &Inst) -> Option<AccessSpace> {
+    let fits = match i.ty.bytes() {
+        1 | 2 | 4 => !i.has(flag::WIDE_D),
+        8 => i.has(flag::WIDE_D),
+        _ => false,
+    };
+    if i.op == Op::Load && fits { access(i) } else { None }
+}
+
+/// An instruction that changes memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChangeKind {
+    Store,
+    /// Adds a word atomically.
+    Add,
+}
+
+/// The space and the kind of a store or atomic that machine code can execute.
+pub(super) fn change(i: &Inst) -> Option<(AccessSpace, ChangeKind)> {
+    let wide = i.has(flag::WIDE_B);
+    let change = match (i.op, i.ty.bytes()) {
+        (Op::Store, 1 | 2 | 4) if !wide => ChangeKind::Store,
+        (Op::Store, 8) if wide => ChangeKind::Store,
+        (Op::Atomic, 4) if matches!(i.ty, Ty::U32 | Ty::S32) && i.sub == AtomicOp::Add as u8 => {
+            ChangeKind::Add
+        }
+        _ => return None,
+    };
+    Some((access(i)?, change))
+}
+
+/// A special register that machine code can read.
+pub(super) enum SpecialPlace {
+    /// A row of [`WarpThreads`](crate::code_pages::WarpThreads).
+    Threads(usize),
+    /// A part of the index of the block.
+    Block(usize),
+}
+
+/// The place of the special register that an instruction reads.
+pub(super) fn special(i: &Inst) -> Option<SpecialPlace> {
+    let which = Special::ALL[usize::from(i.sub) % Special::ALL.len()];
+    Some(match which {
+        Special::CtaidX => SpecialPlace::Block(0),
+        Special::CtaidY => SpecialPlace::Block(1),
+        Special::CtaidZ => SpecialPlace::Block(2),
+        _ => SpecialPlace::Threads(which.thread_axis()?),
+    })
 }
 
 /// The form of an instruction, or `None` if the interpreter executes it.
 pub(super) fn form(i: &Inst) -> Option<LaneForm> {
-    if shared_load(i) {
-        let sources = [Some(Width::Word), None, None];
-        return Some(LaneForm { d: Width::Word, sources, nans: Nans::Exact });
+    if let Some(space) = load(i) {
+        let d = if i.has(flag::WIDE_D) { Width::Double } else { Width::Word };
+        return Some(LaneForm { d, sources: [Some(space.address()), None, None], nans: Nans::Exact });
+    }
+    if i.op == Op::Special {
+        let known = !i.has(flag::WIDE_D) && special(i).is_some();
+        return known.then_some(LaneForm { d: Width::Word, sources: [None; 3], nans: Nans::Exact });
     }
     if i.op != Op::Alu {
         return None;
@@ -105,6 +196,8 @@ pub(super) fn form(i: &Inst) -> Option<LaneForm> {
         | L::Mul32
         | L::MulHiU32
         | L::MulHiS32
+        | L::MulWideU16
+        | L::MulWideS16
         | L::And32
         | L::Or32
         | L::Xor32

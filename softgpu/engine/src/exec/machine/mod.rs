@@ -2,7 +2,8 @@
 //!
 //! The interpreter executes one instruction at a time for 32 lanes, and each instruction reads and writes its slots in memory. A run is a
 //! sequence of such instructions, perhaps with the branch that repeats it, as one function in machine code: values stay in vector
-//! registers, and only what other code may read is stored. A function of a kernel gets its runs when the interpreter has entered it often.
+//! registers, and only what other code may read is stored. A run loads from memory and stores to it. It checks all addresses before it
+//! changes memory; if one is not valid, it restores its slots and declines, and the interpreter reports the fault. A function of a kernel gets its runs when the interpreter has entered it often.
 //!
 //! The interpreter is the fallback, and the definition: machine code gives the same bits. It is used where the processor lacks AVX2, where
 //! the system refuses executable memory, and where `SLUICE_SOFTGPU_JIT` is 0. It is that in Sluice's workers, whose filter of system calls
@@ -13,13 +14,16 @@ mod encode;
 mod form;
 mod plan;
 
+use core::sync::atomic::AtomicU32;
 use std::sync::OnceLock;
 
 use crate::code_pages::CodePages;
 use crate::exec::dispatch;
+use crate::exec::warp::SPIN_COST;
 use crate::ir::{LoweredCode, Op, RunEntry, Translation};
 use crate::regs::NONE;
 use encode::CodeBuffer;
+use form::ChangeKind;
 
 /// Bytes of machine code of a function.
 const MAX_BYTES: usize = 1 << 20;
@@ -46,10 +50,16 @@ pub(crate) fn translate(code: &LoweredCode) -> Option<Translation> {
             continue;
         }
         let Some(function) = function.finish() else { continue };
-        let end = run.start + run.insts.len() + usize::from(run.repeat.is_some());
         let first = &mut insts[run.start];
         (first.op, first.guard, first.imm) = (Op::Run, NONE, i64::try_from(entries.len()).ok()?);
-        entries.push(RunEntry { offset: bytes.len(), end: u32::try_from(end).ok()? });
+        let adds = run.changes.iter().filter(|c| c.kind == ChangeKind::Add).count();
+        let cost = SPIN_COST * i32::try_from(adds).ok()?;
+        entries.push(RunEntry {
+            offset: bytes.len(),
+            end: u32::try_from(run.end).ok()?,
+            cost,
+            declined: AtomicU32::new(0),
+        });
         bytes.extend_from_slice(&function);
         bytes.resize(bytes.len().next_multiple_of(32), 0xcc);
     }

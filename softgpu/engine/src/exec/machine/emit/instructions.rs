@@ -1,11 +1,12 @@
 //! The translation of each instruction, as one table.
 
-use super::Emitter;
-use crate::exec::machine::encode::{self as x, Rm, Vex, shift};
-use crate::exec::machine::form::{LaneForm, Width, number_test};
+use super::{Emitter, state};
+use crate::code_pages::RunCall;
+use crate::exec::machine::encode::{self as x, Address, Gpr, Rm, Vex, shift};
+use crate::exec::machine::form::{LaneForm, SpecialPlace, Width, number_test, special};
 use crate::ir::{Inst, Lanewise, Op, flag};
 
-impl Emitter<'_, '_> {
+impl Emitter<'_> {
     /// A source, by its number, in a register.
     pub(super) fn source(&mut self, n: usize, part: u8) -> u8 {
         let (i, form) = (&self.run.insts[self.at], self.run.forms[self.at]);
@@ -88,11 +89,32 @@ impl Emitter<'_, '_> {
         self.last(part, x::PERMQ, 0, Rm::Reg(t), Some(0xd8));
     }
 
+    fn special(&mut self, i: &Inst, part: u8) {
+        let to = self.target(part);
+        match special(i) {
+            Some(SpecialPlace::Block(axis)) => {
+                let offset = RunCall::BLOCK + [0, 4, 8][axis % 3];
+                self.code.vex(x::PBROADCASTD, to, 0, state(offset, false), None);
+            }
+            Some(SpecialPlace::Threads(axis)) => {
+                self.general(64, &[0x8b], Gpr::Eax, state(RunCall::THREADS, false));
+                let offset = [0, 128, 256, 384][axis % 4] + 32 * i32::from(part);
+                let row = Address { base: Gpr::Eax, index: Some((Gpr::Rcx, 0)), offset };
+                self.code.vex(x::MOVUPS_LOAD, to, 0, Rm::Memory(row), None);
+            }
+            None => self.failed = true,
+        }
+        self.define(part, to);
+    }
+
     #[expect(clippy::too_many_lines, reason = "one table of all instructions")]
     pub(super) fn instruction(&mut self, i: &Inst, form: LaneForm, part: u8) {
         use Lanewise as L;
         if i.op == Op::Load {
-            return self.load(i, part);
+            return self.load(i);
+        }
+        if i.op == Op::Special {
+            return self.special(i, part);
         }
         let operation = i.handler.operation();
         match operation {
@@ -254,6 +276,14 @@ impl Emitter<'_, '_> {
             L::DivApprox => self.divide_approx(i, part),
             L::MinF32 => self.extreme(part, x::MINPS, x::POR),
             L::MaxF32 => self.extreme(part, x::MAXPS, x::PAND),
+            L::MulWideU16 | L::MulWideS16 => {
+                let (a, b) = (self.source(0, part), self.source(1, part));
+                let low = self.all(0xffff);
+                let (a, b) = (self.step(x::PAND, a, low), self.step(x::PAND, b, low));
+                // The signed product of halves adds that of the upper ones, which are 0.
+                let op = if operation == L::MulWideS16 { x::PMADDWD } else { x::PMULLD };
+                self.last(part, op, a, Rm::Reg(b), None);
+            }
             L::MulHiU32 => self.high_product(part, x::PMULUDQ),
             L::MulHiS32 => self.high_product(part, x::PMULDQ),
             L::Mul64 => {

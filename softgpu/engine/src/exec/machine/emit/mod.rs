@@ -1,27 +1,28 @@
 //! The machine code of a run: groups of lanes one after the other, values in vector registers between instructions.
 //!
 //! Registers: `rdi` the frame, `rsi` the constants, `rdx` the [`RunCall`], `rcx` the offset of the group in a slot of words, `r9` the
-//! offset in a predicate, `r10` the lanes of the group that run, `r11` the budget; `rax` and `r8` hold what is used at once.
+//! offset in a predicate, `r10` the lanes of the group that run, `r11` the budget, `rbx` the [`RunScratch`](crate::code_pages::RunScratch)
+//! of runs that access memory; `rax`, `r8`, `r12`, `r13` and `r14` hold values that are used at once.
 
+mod access;
 mod instructions;
-mod loads;
 mod registers;
 mod sequences;
 
 use std::collections::HashMap;
 
+use access::Miss;
+
 use super::encode::{self as x, Address, CodeBuffer, Gpr, JumpCondition, Label, Rm};
 use super::form::Width;
 use super::plan::CompiledRun;
-use crate::code_pages::RunCall;
+use crate::code_pages::{RunCall, RunEnd};
 use crate::regs::NONE;
 
 /// Vectors that may wait on the stack; together less than a page.
 const MAX_SCRATCH: i32 = 100;
-/// Bytes on the stack for the shapes of the addresses of two parts of [`super::plan::MAX_BASES`] slots.
-const SHAPES: i32 = 2 * 16 * 8;
-/// Registers that values of a loop may keep for all iterations.
-const MAX_PINNED: usize = 10;
+/// Registers that values of a loop may keep for all iterations: without accesses to memory, and with some.
+const MAX_PINNED: [usize; 2] = [10, 6];
 
 /// One vector of a slot: eight words, four of the doubles, or a predicate as eight words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,9 +49,9 @@ struct Registers {
     locked: u16,
 }
 
-struct Emitter<'a, 'r> {
+struct Emitter<'a> {
     code: &'a mut CodeBuffer,
-    run: &'a CompiledRun<'r>,
+    run: &'a CompiledRun,
     /// Vectors of words of a group.
     unroll: u8,
     registers: Registers,
@@ -60,17 +61,24 @@ struct Emitter<'a, 'r> {
     /// The instruction that is translated, and the part of it.
     at: usize,
     part: u8,
+    /// The end of a run that the interpreter must execute.
+    decline: Label,
+    misses: Vec<Miss>,
+    /// The groups of loads whose addresses are checked before the instructions, and the shapes that the code is for.
+    checked: Vec<usize>,
+    shapes: HashMap<usize, u32>,
     failed: bool,
 }
 
 /// Appends the function of a run. Returns false if it has no translation; the code is then unusable.
-pub(super) fn emit(code: &mut CodeBuffer, run: &CompiledRun<'_>) -> bool {
+pub(super) fn emit(code: &mut CodeBuffer, run: &CompiledRun) -> bool {
     let carried: Vec<(u32, Width)> =
         run.inputs.iter().copied().filter(|(slot, _)| run.carried(*slot)).collect();
     let vectors: usize = carried.iter().map(|(_, width)| if *width == Width::Double { 2 } else { 1 }).sum();
     // An iteration of a loop waits for its own results; two groups at once hide that.
-    let narrow = run.forms.iter().all(|form| form.d != Width::Double);
-    let unroll = if narrow && vectors * 2 <= MAX_PINNED { 2 } else { 1 };
+    let narrow = run.forms.iter().all(|form| form.d != Width::Double) && !run.accesses();
+    let unroll = if narrow && vectors * 2 <= MAX_PINNED[0] { 2 } else { 1 };
+    let decline = code.label();
     let mut emitter = Emitter {
         code,
         run,
@@ -80,22 +88,32 @@ pub(super) fn emit(code: &mut CodeBuffer, run: &CompiledRun<'_>) -> bool {
         scratch: HashMap::new(),
         at: 0,
         part: 0,
+        decline,
+        misses: Vec::new(),
+        checked: Vec::new(),
+        shapes: HashMap::new(),
         failed: false,
     };
     emitter.function(&carried);
     !emitter.failed
 }
 
-impl Emitter<'_, '_> {
+impl Emitter<'_> {
     fn function(&mut self, carried: &[(u32, Width)]) {
         let lanes = 8 * u32::from(self.unroll);
         let whole = (1u32 << lanes) - 1;
+        let accesses = self.run.accesses();
+        // push rbp; mov rbp, rsp
+        self.code.raw(&[0x55, 0x48, 0x89, 0xe5]);
+        if accesses {
+            // push rbx, r12, r13, r14
+            self.code.raw(&[0x53, 0x41, 0x54, 0x41, 0x55, 0x41, 0x56]);
+            self.general(64, &[0x8b], Gpr::Rbx, state(RunCall::SCRATCH, false));
+            self.copy_saved(false);
+        }
         // A frame aligned for vectors.
-        self.code.raw(&[0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xe4, 0xe0]);
-        self.code.raw(&[0x48, 0x81, 0xec]);
-        self.code.raw(&(MAX_SCRATCH * 32 + SHAPES).to_le_bytes());
-        let decline = self.code.label();
-        self.check_addresses(decline);
+        self.code.raw(&[0x48, 0x83, 0xe4, 0xe0, 0x48, 0x81, 0xec]);
+        self.code.raw(&(MAX_SCRATCH * 32).to_le_bytes());
         self.general(32, &[0x31], Gpr::Rcx, reg(Gpr::Rcx));
         self.general(32, &[0x31], Gpr::R9, reg(Gpr::R9));
         let (group, next) = (self.code.label(), self.code.label());
@@ -107,33 +125,78 @@ impl Emitter<'_, '_> {
         if self.run.repeat.is_some() {
             self.looped(carried, next);
         } else {
-            self.find_shapes();
-            self.body();
-            let partial = self.code.label();
-            self.compare(Gpr::R10, whole);
-            self.code.jump_if(JumpCondition::Below, partial);
-            let before = self.registers.clone();
-            self.store(true);
-            self.code.jump(next);
-            self.code.bind(partial);
-            self.registers = before;
-            self.general(32, &[0x89], Gpr::R10, reg(Gpr::R8));
-            self.store(false);
+            self.variants(whole, next);
         }
         self.code.bind(next);
         self.add(Gpr::Rcx, 32 * u32::from(self.unroll));
         self.add(Gpr::R9, self.unroll.into());
         self.compare(Gpr::R9, 4);
         self.code.jump_if(JumpCondition::Below, group);
+        self.change_memory();
         self.general(32, &[0x31], Gpr::Eax, reg(Gpr::Eax));
-        let end = self.code.label();
+        let (end, restore) = (self.code.label(), self.code.label());
         self.code.bind(end);
-        // vzeroupper; leave; ret
-        self.code.raw(&[0xc5, 0xf8, 0x77, 0xc9, 0xc3]);
-        self.code.bind(decline);
-        // mov eax, 1
-        self.code.raw(&[0xb8, 1, 0, 0, 0]);
+        // vzeroupper
+        self.code.raw(&[0xc5, 0xf8, 0x77]);
+        if accesses {
+            // mov rbx, [rbp - 8]; the same of r12, r13, r14
+            self.code.raw(&[0x48, 0x8b, 0x5d, 0xf8, 0x4c, 0x8b, 0x65, 0xf0]);
+            self.code.raw(&[0x4c, 0x8b, 0x6d, 0xe8, 0x4c, 0x8b, 0x75, 0xe0]);
+        }
+        // leave; ret
+        self.code.raw(&[0xc9, 0xc3]);
+        self.end_misses(restore);
+        self.code.bind(self.decline);
+        // mov eax, RunEnd::DECLINED
+        self.code.raw(&[0xb8]);
+        self.code.raw(&RunEnd::DECLINED.to_le_bytes());
+        self.code.bind(restore);
+        if accesses {
+            self.copy_saved(true);
+        }
         self.code.jump(end);
+    }
+
+    /// The instructions for one group of lanes, once for each combination of the shapes of those addresses that most loads use.
+    fn variants(&mut self, whole: u32, next: Label) {
+        let checked = self.frequent_loads();
+        for &group in &checked {
+            self.check_load(group);
+        }
+        let start = self.registers.clone();
+        self.checked.clone_from(&checked);
+        let combinations = if checked.is_empty() { 0 } else { 1 << checked.len() };
+        for combination in 0..combinations {
+            let other = self.code.label();
+            for (n, &group) in checked.iter().enumerate() {
+                let shape = combination >> n & 1;
+                self.shapes.insert(group, shape);
+                self.compare_shape(group, shape);
+                self.code.jump_if(JumpCondition::NotZero, other);
+            }
+            self.straight(whole, next);
+            self.code.jump(next);
+            self.code.bind(other);
+            self.registers.clone_from(&start);
+        }
+        self.shapes.clear();
+        self.straight(whole, next);
+    }
+
+    /// The instructions of a run without a loop for one group of lanes.
+    fn straight(&mut self, whole: u32, next: Label) {
+        self.body();
+        self.check_changes();
+        let partial = self.code.label();
+        self.compare(Gpr::R10, whole);
+        self.code.jump_if(JumpCondition::Below, partial);
+        let before = self.registers.clone();
+        self.store(true);
+        self.code.jump(next);
+        self.code.bind(partial);
+        self.registers = before;
+        self.general(32, &[0x89], Gpr::R10, reg(Gpr::R8));
+        self.store(false);
     }
 
     fn general(&mut self, bits: u32, opcode: &[u8], register: Gpr, rm: Rm) {
@@ -159,7 +222,7 @@ impl Emitter<'_, '_> {
         // Those that are read most often keep a register.
         vectors.sort_by_key(|(key, _)| core::cmp::Reverse(self.run.reads.get(&key.slot).map_or(0, Vec::len)));
         for (n, &(key, width)) in vectors.iter().enumerate() {
-            if n < MAX_PINNED {
+            if n < MAX_PINNED[usize::from(self.run.accesses())] {
                 let register = self.take();
                 let home = self.home(key, width);
                 self.fetch(register, home, width);
@@ -323,6 +386,11 @@ fn reg(register: Gpr) -> Rm {
 
 fn stack(offset: i32) -> Rm {
     Rm::Memory(Address { base: Gpr::Rsp, index: None, offset })
+}
+
+/// A field of the scratch.
+fn scratch(offset: i32) -> Rm {
+    Rm::Memory(Address { base: Gpr::Rbx, index: None, offset })
 }
 
 /// A field of the call, perhaps at the place of the group.

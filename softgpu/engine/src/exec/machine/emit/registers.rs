@@ -7,7 +7,7 @@ use crate::exec::num::NAN32;
 use crate::ir::flag;
 use crate::regs::{CONST, NONE};
 
-impl Emitter<'_, '_> {
+impl Emitter<'_> {
     pub(super) fn parts(&self, width: Width) -> core::ops::Range<u8> {
         0..if width == Width::Double { 2 * self.unroll } else { self.unroll }
     }

@@ -8,7 +8,7 @@ use crate::exec::num::{self, NAN32};
 use crate::ir::{Inst, Lanewise, flag};
 use crate::regs::{CONST, NONE};
 
-impl Emitter<'_, '_> {
+impl Emitter<'_> {
     /// The width of a source.
     pub(super) fn width(&self, n: usize) -> Width {
         let (i, form) = (&self.run.insts[self.at], self.run.forms[self.at]);
