@@ -29,6 +29,7 @@ mod model;
 mod owners;
 mod records;
 mod running;
+mod settings;
 mod slots;
 mod sys;
 
@@ -42,6 +43,7 @@ pub use mapping::{Reservation, map_pages, page_size, unmap_pages};
 pub use model::{MODELS, Model};
 pub use owners::{Allocation, Owner};
 pub use records::{AllocationError, Held, Run, Use};
+pub use settings::{SETTINGS, Setting};
 pub use slots::{AttachError, Client, Confinement, Process};
 pub use sys::{anonymous, monotonic_nanoseconds, thread_nanoseconds};
 
