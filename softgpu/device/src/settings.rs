@@ -128,6 +128,13 @@ pub const SETTINGS: &[Setting] = &[
         "Time from the end of a process to that at which its memory is free again.",
     ),
     setting(
+        "SLUICE_SOFTGPU_IDLE_BYTES",
+        "device.idle_bytes",
+        ["bytes, `all`", "67108864 in the default directory, `all` in a named one"],
+        "Memory of the host that a device keeps while no process computes on it. Memory beyond it loses its content: the next owner finds \
+         bytes of 0xd5.",
+    ),
+    setting(
         "SLUICE_SOFTGPU_LACKS",
         "device.lacks",
         ["`import`, `import-in-instances`, `fixed-addresses`, `registration`", "none"],
