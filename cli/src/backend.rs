@@ -21,18 +21,18 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    process::{Pid, PidfdFlags, Signal as Kill},
+    process::{Pid, Signal as Kill},
 };
 use sluice_api::{
     client::Client,
     v1::{GpuState, Placement, Vm, VmRequest},
 };
+use softgpu_run::{Signal, Signals, descriptor};
 
 use crate::{
     api::{Api, ApiRefusal},
     files::{self, InstalledDriver},
     look::readiness,
-    signals::{Signal, Signals},
     softgpu::SoftDevice,
 };
 
@@ -284,10 +284,4 @@ impl Drop for Backend {
             eprintln!("sluice: {error:#}");
         }
     }
-}
-
-/// A descriptor of a child that has not been waited for.
-pub(crate) fn descriptor(child: &Child) -> Result<OwnedFd> {
-    let process = Pid::from_raw(child.id().cast_signed()).context("a child without a process id")?;
-    rustix::process::pidfd_open(process, PidfdFlags::empty()).context("cannot watch a process")
 }

@@ -5,12 +5,12 @@ use std::{io::Write as _, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use sluice_api::v1::VmRequest;
+use softgpu_run::Signals;
 
 use crate::{
     BackendOptions,
     backend::{Backend, BackendParameters, Start},
     files,
-    signals::Signals,
     softgpu::SoftDevice,
 };
 

@@ -12,24 +12,21 @@ mod host;
 mod look;
 mod manual;
 mod place;
-mod program;
 mod run;
 mod settings;
-mod signals;
 mod softgpu;
 mod table;
+mod terminal;
 mod tree;
 mod vms;
 mod watch;
 
-use std::{
-    path::PathBuf,
-    process::{ExitCode, ExitStatus},
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use sluice_api::{ByteSize, v1::VmRequest};
+use softgpu_run::{ProgramEnd, StartError};
 
 /// Share a GPU among programs and virtual machines.
 #[derive(Debug, Parser)]
@@ -176,7 +173,7 @@ fn main() -> ExitCode {
         Ok(ProgramEnd::Exited(code)) => ExitCode::from(code),
         Ok(ProgramEnd::Killed(signal)) => {
             // Die of the same signal, so that a shell sees how the program ended. Every value of ours has been dropped by now.
-            signals::die_of(signal);
+            softgpu_run::die_of(signal);
             ExitCode::from(128_u8.wrapping_add(u8::try_from(signal).unwrap_or(0)))
         }
         Err(error) => {
@@ -189,7 +186,7 @@ fn main() -> ExitCode {
 /// Exit status of a failure.
 fn code(error: &anyhow::Error, runs: bool) -> u8 {
     // As with env and timeout: 125 is a failure of the tool itself, 127 a missing program, 126 one that cannot be run.
-    match error.downcast_ref::<program::StartError>() {
+    match error.downcast_ref::<StartError>() {
         Some(error) => error.code(),
         None if runs => 125,
         None if error.is::<api::NoAnswer>() => 4,
@@ -229,24 +226,6 @@ fn ask(command: &Command) -> Result<()> {
             api::print(&String::from_utf8_lossy(&text))
         }
         Command::Manual { directory } => manual::write(directory),
-    }
-}
-
-/// The end of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ProgramEnd {
-    Exited(u8),
-    Killed(i32),
-}
-
-impl From<ExitStatus> for ProgramEnd {
-    fn from(status: ExitStatus) -> Self {
-        use std::os::unix::process::ExitStatusExt as _;
-        match (status.code(), status.signal()) {
-            // The kernel keeps only eight bits.
-            (Some(code), _) => Self::Exited(u8::try_from(code & 0xff).unwrap_or(u8::MAX)),
-            (None, signal) => Self::Killed(signal.unwrap_or(libc::SIGKILL)),
-        }
     }
 }
 

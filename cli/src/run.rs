@@ -6,12 +6,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use sluice_api::v1::VmRequest;
+use softgpu_run::{Companion, ProgramEnd, Signals};
 
 use crate::{
-    BackendOptions, ProgramEnd,
+    BackendOptions,
     backend::{Backend, BackendParameters, Start},
-    files, program,
-    signals::Signals,
+    files,
     softgpu::SoftDevice,
 };
 
@@ -55,16 +55,16 @@ pub(crate) fn run(arguments: Arguments) -> Result<ProgramEnd> {
         .tempdir_in(temporary())
         .context("cannot make a temporary directory")?;
     let libraries = directory.path().join("lib");
-    program::offer_driver(&libraries, shim.as_ref().unwrap_or(&driver.library), management.as_deref())?;
+    softgpu_run::offer_driver(&libraries, shim.as_ref().unwrap_or(&driver.library), management.as_deref())?;
 
     let mut words = arguments.program.into_iter();
     let mut command = Command::new(words.next().context("no program")?);
-    command.args(words).env("LD_LIBRARY_PATH", program::search_first(&libraries));
+    command.args(words).env("LD_LIBRARY_PATH", softgpu_run::search_first(&libraries));
     if let Some(log) = &options.log {
         command.env("SLUICE_LOG", log);
     }
     if arguments.native {
-        return program::run(command, &signals, None);
+        return softgpu_run::run(command, &signals, None);
     }
 
     let device = driver.embedded.then(|| SoftDevice::make(options.memory)).transpose()?;
@@ -96,7 +96,10 @@ pub(crate) fn run(arguments: Arguments) -> Result<ProgramEnd> {
     }
     command.env("SLUICE_TRANSPORT", "direct");
     command.env("SLUICE_SOCKET", wanted.socket());
-    let ended = program::run(command, &signals, Some(&backend));
+    // Running sessions go on without sluiced, and only the program can tell if it needs more.
+    let ended = "sluice: sluiced has ended; running sessions go on, new ones cannot start";
+    let companion = Companion { process: backend.process(), ended };
+    let ended = softgpu_run::run(command, &signals, Some(companion));
     drop(backend);
     ended
 }

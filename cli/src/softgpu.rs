@@ -39,15 +39,15 @@ impl SoftDevice {
                 None
             }
             None => {
+                let scale = model.scale_for(bytes);
                 let whole = model.pages(1).saturating_mul(PAGE_BYTES);
-                let scale = whole / bytes;
                 ensure!(
-                    scale > 0,
+                    scale.is_some(),
                     "a {} has no more than {}: --memory {memory} exceeds that",
                     model.name,
                     ByteSize(whole)
                 );
-                Some(scale)
+                scale
             }
         };
         if !config.private {

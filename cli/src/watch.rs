@@ -16,8 +16,8 @@ use sluice_api::{
 use crate::{
     api::{Api, print},
     look::units_table,
-    signals::terminal_lines,
     table::{Table, bytes, limit, text},
+    terminal::terminal_lines,
     vms::{lent, state},
 };
 

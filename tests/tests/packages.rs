@@ -85,6 +85,8 @@ fn packages_hold_their_files_and_do_not_overwrite_each_other() -> Result<()> {
                 "/usr/lib/sluice/libsoftgpu_cuda.so",
                 "/usr/lib/sluice/libsoftgpu_nvml.so",
                 "/usr/lib/sluice/softgpu.env",
+                "/usr/bin/softgpu-run",
+                "/usr/share/man/man1/softgpu-run.1.gz",
             ],
         ),
         (
@@ -130,6 +132,23 @@ fn packages_hold_their_files_and_do_not_overwrite_each_other() -> Result<()> {
         let kept = output("dpkg-deb", &["--info", &package.display().to_string(), "conffiles"])?;
         ensure!(kept.trim() == file, "{kept}");
     }
+    Ok(())
+}
+
+// Promise: S82
+#[test]
+fn software_gpu_runs_a_program_without_the_package_of_hosts() -> Result<()> {
+    let packages = packages::quick()?;
+    let deb = packages.deb(Package::Softgpu).display().to_string();
+    let depends = output("dpkg-deb", &["--field", &deb, "Depends"])?;
+    ensure!(!depends.contains("sluice"), "{depends}");
+    let root = unpack(&packages, &[Package::Softgpu])?;
+    let mut command = Command::new(root.path().join("usr/bin/softgpu-run"));
+    // An installed program finds its libraries by their absolute path.
+    command.env("SLUICE_LIBEXEC", root.path().join("usr/lib/sluice"));
+    command.args(["--model", "L4-24", "--"]).arg(programs::program("device_query")?);
+    let said = output_of(&mut command, Duration::from_secs(120))?;
+    ensure!(said.contains("NVIDIA L4"), "{said}");
     Ok(())
 }
 

@@ -30,6 +30,11 @@ pub(crate) fn all() -> Result<&'static [&'static VisibleGpu]> {
     GPUS.get().map(Vec::as_slice).ok_or(Error::NOT_INITIALIZED)
 }
 
+/// The visible GPUs, also while the process exits.
+pub(crate) fn installed() -> impl Iterator<Item = &'static VisibleGpu> {
+    GPUS.get().into_iter().flatten().copied()
+}
+
 /// Returns the GPU of an ordinal.
 pub(crate) fn at(ordinal: i32) -> Result<&'static VisibleGpu> {
     let gpus = all()?;
@@ -39,7 +44,7 @@ pub(crate) fn at(ordinal: i32) -> Result<&'static VisibleGpu> {
 
 /// The capability for which images are chosen: a library is loaded for all visible GPUs, so it is the lowest of theirs.
 pub(crate) fn image_capability() -> &'static Capability {
-    let visible = GPUS.get().into_iter().flatten().map(|gpu| gpu.capability());
+    let visible = installed().map(|gpu| gpu.capability());
     visible.min_by_key(|capability| capability.sm()).unwrap_or(MODELS[0].capability)
 }
 

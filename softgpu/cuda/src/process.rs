@@ -74,7 +74,7 @@ pub(crate) fn start(flags: u32) -> Result {
     if visible.is_empty() {
         return Err(Error::NO_DEVICE);
     }
-    lifetime::watch()?;
+    lifetime::watch(give_back)?;
 
     let threads = match config.threads {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -126,6 +126,13 @@ pub(crate) fn start(flags: u32) -> Result {
     let _ = DRIVER.set(driver);
     gpu::install(gpus);
     Ok(())
+}
+
+/// Gives memory of devices that no other process uses back to the host.
+fn give_back() {
+    for gpu in gpu::installed() {
+        gpu.space.owner().give_back();
+    }
 }
 
 /// Prints the reason that the driver does not start, even without a log: a result code cannot carry it.

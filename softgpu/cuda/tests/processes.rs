@@ -241,3 +241,41 @@ fn exporter_needs_no_descriptor_after_sending_it() {
     }
     wait_for_free(&maker, free);
 }
+
+// Promise: S84
+#[test]
+fn program_that_exits_last_gives_the_memory_of_its_device_back() {
+    use std::os::unix::fs::MetadataExt as _;
+
+    const TAG: u64 = 0x7a67_7a67;
+    let state = new_state();
+    let path = state.path().join("gpu0/hbm");
+    let storage = || std::fs::metadata(&path).unwrap().blocks() * 512;
+    let start = || {
+        let mut command = command("processes::peer", state.path(), "peer");
+        command.env("SLUICE_SOFTGPU_IDLE_BYTES", "0");
+        let peer = Peer::start_as(command);
+        peer.ask("context").unwrap();
+        peer
+    };
+    let (one, last) = (start(), start());
+    for peer in [&one, &last] {
+        peer.ask("create 0 4 0").unwrap();
+        peer.ask("map 0").unwrap();
+        peer.ask(&format!("fill 0 {TAG}")).unwrap();
+    }
+    one.finish();
+    assert!(storage() >= 8 * PAGE, "the other process computes");
+    assert_eq!(last.ask(&format!("count 0 {TAG}")), Ok(4 * PAGE / 8));
+    last.finish();
+    assert_eq!(storage(), 0);
+    let next = start();
+    next.ask("create 0 4 0").unwrap();
+    next.ask("map 0").unwrap();
+    assert_eq!(next.ask(&format!("count 0 {TAG}")), Ok(0));
+    assert_eq!(
+        next.ask(&format!("count 0 {}", 0xd5d5_d5d5_d5d5_d5d5_u64)),
+        Ok(4 * PAGE / 8),
+        "nor is it fresh"
+    );
+}

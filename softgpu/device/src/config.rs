@@ -115,6 +115,8 @@ pub struct Config {
     pub queue_depth: Option<u64>,
     /// Time from the end of a process to that at which its memory is free again.
     pub late_free: Duration,
+    /// Bytes of the host's memory that a device keeps while no process computes on it; `None` means all that it has.
+    pub idle_bytes: Option<u64>,
 }
 
 /// The configuration cannot be used.
@@ -179,11 +181,14 @@ struct FileDevice {
     time_limit_seconds: Option<u64>,
     queue_depth: Option<u64>,
     late_free: Option<u64>,
+    idle_bytes: Option<toml::Value>,
 }
 
 /// The scale of a device that is created without one: the default model with 2.2 GiB.
 pub(crate) const DEFAULT_SCALE: u64 = 64;
 const MAX_DEVICES: u32 = 16;
+/// Storage that an idle device in the default directory keeps, so that short programs one after the other find it again.
+const IDLE_BYTES: u64 = 64 << 20;
 
 impl Config {
     /// Reads the file named by `SLUICE_SOFTGPU_CONFIG`, if any, and then the variables, which override it.
@@ -225,13 +230,18 @@ impl Config {
             Some("strict") => MemoryPolicy::Strict,
             Some(other) => return Err(invalid("memory", other, "mmu or strict")),
         };
-        let fill = match text("SLUICE_SOFTGPU_FILL").or(file.device.fill.map(|value| match value {
-            toml::Value::String(text) => text,
-            other => other.to_string(),
-        })) {
+        let fill = match text("SLUICE_SOFTGPU_FILL").or(file.device.fill.map(written)) {
             None => None,
             Some(text) if text == "none" => None,
             Some(text) => Some(byte(&text).ok_or_else(|| invalid("fill", &text, "none or a byte"))?),
+        };
+        let idle_bytes = match text("SLUICE_SOFTGPU_IDLE_BYTES").or(file.device.idle_bytes.map(written)) {
+            // The content of a named directory is that of its user.
+            None => private.then_some(IDLE_BYTES),
+            Some(text) if text == "all" => None,
+            Some(text) => Some(
+                text.trim().parse().map_err(|_| invalid("idle_bytes", &text, "all or a number of bytes"))?,
+            ),
         };
         let switch = |name: &str, file: Option<bool>| match text(name).as_deref() {
             None => file.unwrap_or(false),
@@ -308,6 +318,7 @@ impl Config {
             time_limit: time_limit.map(Duration::from_secs),
             queue_depth,
             late_free: Duration::from_millis(late_free.unwrap_or(0)),
+            idle_bytes,
         })
     }
 }
@@ -321,6 +332,14 @@ fn read(path: &Path) -> Result<File, ConfigError> {
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     toml::from_str(&text)
         .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
+}
+
+/// A value of the file as a variable would have it.
+fn written(value: toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text,
+        other => other.to_string(),
+    }
 }
 
 fn number<T: std::str::FromStr>(
@@ -425,6 +444,15 @@ mod tests {
     }
 
     #[test]
+    fn named_directories_keep_all_storage_unless_told_otherwise() {
+        let named = |bytes| {
+            with(&[("SLUICE_SOFTGPU_STATE", "/a"), ("SLUICE_SOFTGPU_IDLE_BYTES", bytes)]).unwrap().idle_bytes
+        };
+        assert_eq!((named(""), named("all"), named("0")), (None, None, Some(0)));
+        assert_eq!(with(&[("XDG_RUNTIME_DIR", "/a")]).unwrap().idle_bytes, Some(IDLE_BYTES));
+    }
+
+    #[test]
     fn invalid_values_are_refused() {
         assert!(with(&[("SLUICE_SOFTGPU_MODEL", "GTX")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_SCALE", "0")]).is_err());
@@ -436,5 +464,6 @@ mod tests {
         assert!(with(&[("SLUICE_SOFTGPU_MIG_UUIDS", "old")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_NODES", "0,x")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_BOOKING", "me")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_IDLE_BYTES", "some")]).is_err());
     }
 }

@@ -76,6 +76,8 @@ pub struct Device {
     pub(crate) same_uuids: bool,
     /// Nanoseconds after which the pages of a process that ended are free.
     pub(crate) late_free: u64,
+    /// Bytes of storage that the device keeps while no process computes on it; `None` means all.
+    pub(crate) idle_bytes: Option<u64>,
     /// The file that exported allocations open, this process's own descriptor of it, and its device and inode numbers.
     pub(crate) exported_path: PathBuf,
     pub(crate) exported: File,
@@ -169,6 +171,7 @@ impl Device {
             changing: Mutex::default(),
             same_uuids: config.same_uuids,
             late_free: u64::try_from(config.late_free.as_nanos()).unwrap_or(u64::MAX),
+            idle_bytes: config.idle_bytes,
             header,
             header_file,
             hbm,

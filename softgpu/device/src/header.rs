@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// `softgpu` and the version of this layout; written last when a header is created.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softgpu\x01");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softgpu\x02");
 /// Maximum number of owners of a device.
 pub(crate) const OWNERS: usize = 512;
 /// Words that hold one bit per owner.

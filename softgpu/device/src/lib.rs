@@ -6,11 +6,12 @@
 //! kernel's file locks show which processes are alive.
 //!
 //! Nothing here ever clears memory, neither when pages are taken nor when they are given back: the next owner reads the content
-//! that the last one left, as on a GPU whose driver clears nothing. Nothing here is a security boundary: each process maps the
-//! whole files.
+//! that the last one left, as on a GPU whose driver clears nothing. If no process computes on the device, its storage may go back
+//! to the host; such memory reads as bytes that no program wrote, and never as fresh memory. Nothing here is a security boundary:
+//! each process maps the whole files.
 //!
 //! From the bottom up: `header` is the shared layout, `device` opens it, `records` has the allocations and pages, `slots` the
-//! processes, `instances` the parts of a divided device. `owners` is this process as an owner; it uses `export`, `mapping` and
+//! processes, `storage` the memory of the host behind the pages, `instances` the parts of a divided device. `owners` is this process as an owner; it uses `export`, `mapping` and
 //! `running`.
 //!
 //! The software CUDA driver, the software NVML and the host tools that inspect a soft device call this crate. It knows nothing of
@@ -29,7 +30,9 @@ mod model;
 mod owners;
 mod records;
 mod running;
+mod settings;
 mod slots;
+mod storage;
 mod sys;
 
 pub use capability::Capability;
@@ -42,7 +45,9 @@ pub use mapping::{Reservation, map_pages, page_size, unmap_pages};
 pub use model::{MODELS, Model};
 pub use owners::{Allocation, Owner};
 pub use records::{AllocationError, Held, Run, Use};
+pub use settings::{SETTINGS, Setting};
 pub use slots::{AttachError, Client, Confinement, Process};
+pub use storage::LOST;
 pub use sys::{anonymous, monotonic_nanoseconds, thread_nanoseconds};
 
 /// The unit in which device memory is owned and mapped.

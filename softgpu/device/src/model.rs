@@ -5,6 +5,7 @@
 //! does not execute, and the vendor's libraries for FFT and random numbers have PTX for 7.5. Programs that need the PTX for 12.0 of
 //! other libraries choose a model of that capability. No GPU of 8.0 has the default model's sizes, so it has a name of its own.
 
+use crate::PAGE_BYTES;
 use crate::capability::Capability;
 
 /// The properties of a GPU model.
@@ -187,6 +188,13 @@ impl Model {
         MODELS.iter().find(|model| model.key.eq_ignore_ascii_case(key))
     }
 
+    /// Returns the largest scale at which a device of this model has at least this many bytes; `None` if the model has fewer.
+    #[must_use]
+    pub fn scale_for(&self, bytes: u64) -> Option<u64> {
+        let whole = self.pages(1).saturating_mul(PAGE_BYTES);
+        Some(whole / bytes.max(PAGE_BYTES)).filter(|scale| *scale > 0)
+    }
+
     /// Returns the pages of a device of this model at this scale; never zero.
     #[must_use]
     pub fn pages(&self, scale: u64) -> u64 {
@@ -197,6 +205,17 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn device_of_a_requested_size_is_at_least_as_large() {
+        for model in MODELS {
+            for bytes in [1, 1 << 20, 1 << 30, 4 << 30, 13_000_000_000] {
+                let scale = model.scale_for(bytes).unwrap();
+                assert!(model.pages(scale) * PAGE_BYTES >= bytes, "{}: {bytes} at {scale}", model.key);
+            }
+            assert_eq!(model.scale_for(1 << 40), None, "{}", model.key);
+        }
+    }
 
     // Promise: S62
     #[test]

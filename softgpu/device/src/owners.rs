@@ -15,6 +15,7 @@ use crate::device::Device;
 use crate::header::RECORDS;
 use crate::records::{AllocationError, MAX_PAGES, Run, Use};
 use crate::slots::{AttachError, Client, Confinement, Files};
+use crate::storage::Idle;
 
 /// This process as an owner of memory of one device. Dropping it gives everything back, and so does the death of the process.
 pub struct Owner {
@@ -68,6 +69,12 @@ impl Device {
         pages: Range<u64>,
     ) -> Result<Arc<Owner>, AttachError> {
         let slot = self.take_slot(client, confinement)?;
+        if client == Client::Cuda
+            && let Some(keep) = self.idle_bytes
+        {
+            // Processes that were killed gave nothing back. If the file system cannot, the storage stays.
+            let _ = self.give_back(slot, keep, Idle::Free);
+        }
         let device = Arc::clone(self);
         Ok(Arc::new(Owner { device, slot, confinement, pages, held: Mutex::default() }))
     }
@@ -107,6 +114,15 @@ impl Owner {
     /// Counts a context that ends.
     pub fn context_ended(&self) {
         self.device.header.owners()[self.slot].contexts.fetch_sub(1, Relaxed);
+    }
+
+    /// Gives the host the storage of the device's memory, apart from the bytes that it keeps while it is idle, if no other process
+    /// computes on it. For a process that ends: its own memory has unknown content from then on.
+    pub fn give_back(&self) {
+        if let Some(keep) = self.device.idle_bytes {
+            // If the file system cannot, the storage stays.
+            let _ = self.device.give_back(self.slot, keep, Idle::FreeAndOwn);
+        }
     }
 
     /// Returns the descriptor whose lock proves that this process is alive: a forked child must close it.

@@ -6,13 +6,13 @@
 //!
 //! A page is *owned* if its entry names a record that is in use with the entry's generation; any other entry is a free page, even
 //! if a killed process left a value in it. So one change of its record's state ends an allocation. A page is *backed* once the
-//! file system has storage for it, which it then keeps.
+//! file system has storage for it, until [`storage`](crate::storage) gives that back.
 //!
 //! A device that is configured so keeps the pages of a process that ended for a while: no other may have them, nor their records.
 //!
 //! ```text
 //! record.state   generation 32 │ sequence or owner 28 │ state 4
-//! page entry     owned 1 │ backed 1 │ ordinal 18 │ record 16 │ generation 28
+//! page entry     owned 1 │ backed 1 │ lost 1 │ ordinal 17 │ record 16 │ generation 28
 //!
 //! EMPTY ──claim──► CLAIMING(owner) ──► LIVE(0) ──last holder gone──► CLOSING(n) ──still unheld──► EMPTY
 //!                                        ▲                              │
@@ -40,9 +40,7 @@ const EXPORTED: u32 = 1 << 8;
 /// Generations of a record; entries have room for no more.
 const GENERATIONS: u32 = 1 << 28;
 /// Maximum number of pages of one allocation.
-pub(crate) const MAX_PAGES: u64 = 1 << 18;
-/// Page entry: the file system has storage for the page.
-const BACKED: u64 = 1 << 62;
+pub(crate) const MAX_PAGES: u64 = 1 << 17;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct RecordState(u64);
@@ -68,18 +66,26 @@ impl RecordState {
 
 /// The owner of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct PageEntry(u64);
+pub(crate) struct PageEntry(pub(crate) u64);
 
 impl PageEntry {
-    fn new(ordinal: u64, record: u32, generation: u32) -> PageEntry {
+    /// The file system has storage for the page.
+    pub(crate) const BACKED: u64 = 1 << 62;
+    /// The storage of the page went back to the host, with its content.
+    pub(crate) const LOST: u64 = 1 << 61;
+
+    pub(crate) fn new(ordinal: u64, record: u32, generation: u32) -> PageEntry {
         PageEntry(1 << 63 | ordinal << 44 | u64::from(record) << 28 | u64::from(generation))
     }
-    /// The entry of a free page; keeps the flag for its storage.
-    fn freed(self) -> u64 {
-        self.0 & BACKED
+    /// The entry of a free page; keeps the flags for its storage.
+    pub(crate) fn freed(self) -> u64 {
+        self.0 & (Self::BACKED | Self::LOST)
     }
-    fn is_backed(self) -> bool {
-        self.0 & BACKED != 0
+    pub(crate) fn is_backed(self) -> bool {
+        self.0 & Self::BACKED != 0
+    }
+    pub(crate) fn is_lost(self) -> bool {
+        self.0 & Self::LOST != 0
     }
     fn is_owned(self) -> bool {
         self.0 >> 63 == 1
@@ -226,8 +232,23 @@ impl Device {
         None
     }
 
+    /// True if an owner holds the allocation of this page, and neither another one nor a descriptor does.
+    pub(crate) fn is_held_only_by(&self, entry: PageEntry, owner: usize) -> bool {
+        let record = &self.header.records()[entry.record()];
+        let state = RecordState(record.state.load(Acquire));
+        let alone = record.holders.iter().enumerate().all(|(at, word)| {
+            let own = if at == owner / 64 { 1 << (owner % 64) } else { 0 };
+            word.load(SeqCst) == own
+        });
+        let named = || {
+            let index = u32::try_from(entry.record()).unwrap_or(u32::MAX);
+            record.flags.load(SeqCst) & EXPORTED != 0 && self.is_named(index)
+        };
+        state.kind() == LIVE && state.generation() == entry.generation() && alone && !named()
+    }
+
     /// True if the page of this entry is free.
-    fn is_free(&self, entry: PageEntry) -> bool {
+    pub(crate) fn is_free(&self, entry: PageEntry) -> bool {
         if !entry.is_owned() {
             return true;
         }
@@ -286,20 +307,6 @@ impl Device {
             }
         }
         Ok(taken)
-    }
-
-    /// Allocates storage for pages of the caller, so that a full file system is an error now and not a signal later. Existing
-    /// storage keeps its content.
-    pub(crate) fn back(&self, run: Run) -> Result<(), AllocationError> {
-        for page in run.first..run.first + run.count {
-            let word = &self.header.pages()[usize::try_from(page).unwrap_or(usize::MAX)];
-            if !PageEntry(word.load(Acquire)).is_backed() {
-                let at = |page: u64| i64::try_from(page * PAGE_BYTES).unwrap_or(i64::MAX);
-                sys::back(&self.hbm, at(page), at(1)).map_err(AllocationError::Storage)?;
-                word.fetch_or(BACKED, AcqRel);
-            }
-        }
-        Ok(())
     }
 
     fn free_run(&self, wanted: u64, among: &Range<u64>) -> Option<Run> {

@@ -184,6 +184,15 @@ impl Device {
             || files == Files::MayOpen && since != 0 && sys::start_time(pid).is_some_and(|now| now != since)
     }
 
+    /// True if another process than this one may compute on the device.
+    pub(crate) fn others_compute(&self) -> bool {
+        let own_slots = self.own_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owners = self.header.owners().iter().enumerate();
+        owners.any(|(slot, words)| {
+            words.pid.load(Acquire) != 0 && words.client.load(Relaxed) == 1 && !own_slots.contains(&slot)
+        })
+    }
+
     /// The clients in all slots, with their confinement.
     pub(crate) fn clients(&self) -> impl Iterator<Item = (Client, Option<Confinement>)> {
         let taken = self.header.owners().iter().filter(|words| words.pid.load(Acquire) != 0);

@@ -147,9 +147,36 @@ pub(crate) fn byte_is_locked(file: &File, at: i64) -> io::Result<bool> {
 
 /// Allocates storage for a range of a file; existing content stays.
 pub(crate) fn back(file: &File, offset: i64, length: i64) -> io::Result<()> {
+    allocate(file, 0, offset, length)
+}
+
+/// Gives the storage of a range of a file back, with its content.
+pub(crate) fn give_back(file: &File, offset: i64, length: i64) -> io::Result<()> {
+    allocate(file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
+}
+
+/// Writes one byte to a range of a file, whose offset is a multiple of the page size. Uses a mapping, since not every process may
+/// write to files.
+pub(crate) fn fill(file: &File, offset: i64, length: usize, byte: u8) -> io::Result<()> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
+    let got = unsafe {
+        libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), offset)
+    };
+    if got == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the range was just mapped, it lies in the file, and no reference to it exists.
+    unsafe { std::ptr::write_bytes(got.cast::<u8>(), byte, length) };
+    // SAFETY: the range that was mapped above.
+    unsafe { libc::munmap(got, length) };
+    Ok(())
+}
+
+fn allocate(file: &File, mode: libc::c_int, offset: i64, length: i64) -> io::Result<()> {
     loop {
         // SAFETY: the descriptor is open.
-        if unsafe { libc::fallocate(file.as_raw_fd(), 0, offset, length) } == 0 {
+        if unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, length) } == 0 {
             return Ok(());
         }
         let error = io::Error::last_os_error();

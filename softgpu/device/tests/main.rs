@@ -2,3 +2,4 @@
 
 mod instances;
 mod sharing;
+mod storage;

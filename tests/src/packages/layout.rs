@@ -68,6 +68,7 @@ impl Package {
             Self::Softgpu => &[
                 ("libsoftgpu_cuda.so", "usr/lib/sluice/libsoftgpu_cuda.so", DATA),
                 ("libsoftgpu_nvml.so", "usr/lib/sluice/libsoftgpu_nvml.so", DATA),
+                ("softgpu-run", "usr/bin/softgpu-run", PROGRAM),
             ],
             Self::Guest => &[
                 ("libsluice_guest.so", "usr/lib/sluice-guest/libcuda.so.1", DATA),
@@ -133,7 +134,7 @@ pub(super) fn lay_out(package: Package, host: &Binaries, guest: &Binaries, tree:
                 put(&file.path(), &examples.join(file.file_name()), DATA)?;
             }
         }
-        Package::Softgpu => {}
+        Package::Softgpu => manuals(&host.get("softgpu-run")?, tree)?,
         Package::Guest => {
             manuals(&guest.get("sluice-guest")?, tree)?;
             manuals(&guest.get("sluice-smi")?, tree)?;
@@ -190,7 +191,8 @@ fn write(to: &Path, text: &str) -> Result<()> {
 fn manuals(program: &Path, tree: &Path) -> Result<()> {
     let pages = tempfile::tempdir().context("a folder for manual pages")?;
     // A program with commands has one for its pages, another one an option.
-    let argument = if program.ends_with("sluice-smi") { "--manual" } else { "manual" };
+    let without_commands = ["sluice-smi", "softgpu-run"].iter().any(|name| program.ends_with(name));
+    let argument = if without_commands { "--manual" } else { "manual" };
     output_of(Command::new(program).arg(argument).arg(pages.path()), QUICK)?;
     for page in fs::read_dir(pages.path())? {
         let page = page?.path();

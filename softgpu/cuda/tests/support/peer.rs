@@ -84,6 +84,13 @@ impl Peer {
         self.child.id()
     }
 
+    /// Lets the process return from its main function.
+    pub(crate) fn finish(mut self) {
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) }, 0);
+        assert!(self.child.wait().unwrap().success());
+    }
+
     /// Kills the process at once.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();

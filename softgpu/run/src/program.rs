@@ -1,32 +1,52 @@
-//! The user's program: it runs as without Sluice, apart from the variables that lead it to the driver. Our exit status is its.
+//! The user's program: it runs as without its supervisor, apart from the variables that lead it to the driver.
 
 use std::{
     ffi::{OsStr, OsString},
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::unix::process::ExitStatusExt as _,
     path::Path,
-    process::{Child, Command},
+    process::{Child, Command, ExitStatus},
 };
 
 use anyhow::{Context as _, Result};
-use rustix::event::{PollFd, PollFlags, poll};
-
-use crate::{
-    ProgramEnd,
-    backend::{Backend, descriptor},
-    signals::Signals,
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Pid, PidfdFlags},
 };
+
+use crate::signals::Signals;
+
+/// The end of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramEnd {
+    /// It exited with this status.
+    Exited(u8),
+    /// This signal ended it.
+    Killed(i32),
+}
+
+impl From<ExitStatus> for ProgramEnd {
+    fn from(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            // The kernel keeps only eight bits.
+            (Some(code), _) => Self::Exited(u8::try_from(code & 0xff).unwrap_or(u8::MAX)),
+            (None, signal) => Self::Killed(signal.unwrap_or(libc::SIGKILL)),
+        }
+    }
+}
 
 /// The program cannot be started.
 #[derive(Debug)]
-pub(crate) struct StartError {
+pub struct StartError {
     program: OsString,
     error: io::Error,
 }
 
 impl StartError {
     /// The exit status that a shell would use.
-    pub(crate) fn code(&self) -> u8 {
+    #[must_use]
+    pub fn code(&self) -> u8 {
         if self.error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
     }
 }
@@ -40,7 +60,10 @@ impl std::fmt::Display for StartError {
 impl std::error::Error for StartError {}
 
 /// Fills a new directory with `libcuda.so.1`, a link to `driver`, and `libnvidia-ml.so.1`, a link to `management`.
-pub(crate) fn offer_driver(directory: &Path, driver: &Path, management: Option<&Path>) -> Result<()> {
+///
+/// # Errors
+/// The directory exists, or it cannot be filled.
+pub fn offer_driver(directory: &Path, driver: &Path, management: Option<&Path>) -> Result<()> {
     std::fs::create_dir(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let names = |library: &str| [format!("{library}.so.1"), format!("{library}.so")];
     let drivers = names("libcuda").map(|name| (name, driver));
@@ -53,7 +76,8 @@ pub(crate) fn offer_driver(directory: &Path, driver: &Path, management: Option<&
 }
 
 /// A library search path with `directory` in front of the present one.
-pub(crate) fn search_first(directory: &Path) -> OsString {
+#[must_use]
+pub fn search_first(directory: &Path) -> OsString {
     let mut path = directory.as_os_str().to_owned();
     if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
         path.push(":");
@@ -62,34 +86,52 @@ pub(crate) fn search_first(directory: &Path) -> OsString {
     path
 }
 
+/// A process beside the program, whose end the user should know of.
+#[derive(Clone, Copy, Debug)]
+pub struct Companion<'a> {
+    /// Its descriptor, which becomes readable when it ends.
+    pub process: BorrowedFd<'a>,
+    /// The line that is printed then.
+    pub ended: &'a str,
+}
+
+/// A descriptor of a child that has not been waited for.
+///
+/// # Errors
+/// The kernel gives none.
+pub fn descriptor(child: &Child) -> Result<OwnedFd> {
+    let process = Pid::from_raw(child.id().cast_signed()).context("a child without a process id")?;
+    rustix::process::pidfd_open(process, PidfdFlags::empty()).context("cannot watch a process")
+}
+
 /// Runs a program to its end. Passes signals of this process on to it, except those that the terminal has sent to both.
-pub(crate) fn run(mut command: Command, signals: &Signals, backend: Option<&Backend>) -> Result<ProgramEnd> {
+///
+/// # Errors
+/// A [`StartError`] if the program does not start; or the kernel refuses to watch it.
+pub fn run(mut command: Command, signals: &Signals, companion: Option<Companion<'_>>) -> Result<ProgramEnd> {
     signals.spare(&mut command);
     let child = command
         .spawn()
         .map_err(|error| StartError { program: OsStr::to_owned(command.get_program()), error })?;
     let process = descriptor(&child)?;
-    let mut backend = backend;
-    supervise(child, &process, signals, &mut backend)
+    supervise(child, &process, signals, companion)
 }
 
 fn supervise(
     mut child: Child,
     process: &OwnedFd,
     signals: &Signals,
-    backend: &mut Option<&Backend>,
+    mut companion: Option<Companion<'_>>,
 ) -> Result<ProgramEnd> {
     loop {
         let mut polled = vec![PollFd::new(process, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
-        if let Some(backend) = backend {
-            polled.push(PollFd::from_borrowed_fd(backend.process(), PollFlags::IN));
-        }
+        polled.extend(companion.map(|companion| PollFd::from_borrowed_fd(companion.process, PollFlags::IN)));
         match poll(&mut polled, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error).context("cannot wait for the program"),
         }
         let ready = |index: usize| polled.get(index).is_some_and(|polled| !polled.revents().is_empty());
-        let (ended, signalled, backend_ended) = (ready(0), ready(1), ready(2));
+        let (ended, signalled, companion_ended) = (ready(0), ready(1), ready(2));
         if ended {
             return Ok(child.wait().context("cannot wait for the program")?.into());
         }
@@ -100,10 +142,8 @@ fn supervise(
                 }
             }
         }
-        if backend_ended {
-            // Running sessions go on without sluiced, and only the program can tell if it needs more.
-            eprintln!("sluice: sluiced has ended; running sessions go on, new ones cannot start");
-            *backend = None;
+        if companion_ended && let Some(companion) = companion.take() {
+            eprintln!("{}", companion.ended);
         }
     }
 }
@@ -113,6 +153,6 @@ fn forward(process: &OwnedFd, signal: libc::c_int) {
     match rustix::process::pidfd_send_signal(process.as_fd(), signal) {
         // The program has ended meanwhile; the next iteration finds that.
         Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-        Err(error) => eprintln!("sluice: cannot pass on a signal: {error}"),
+        Err(error) => eprintln!("cannot pass on a signal: {error}"),
     }
 }

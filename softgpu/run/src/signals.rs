@@ -17,14 +17,18 @@ const TAKEN: [libc::c_int; 6] =
     [libc::SIGTERM, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 
 /// Blocked signals, to be read.
-pub(crate) struct Signals {
+#[derive(Debug)]
+pub struct Signals {
     descriptor: OwnedFd,
     before: libc::sigset_t,
 }
 
 impl Signals {
     /// Blocks the signals of this thread, which must be the only one, and delivers them as events.
-    pub(crate) fn take() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn take() -> io::Result<Self> {
         let mut set = MaybeUninit::uninit();
         // SAFETY: the call fills the set it is given.
         unsafe { libc::sigemptyset(set.as_mut_ptr()) };
@@ -51,7 +55,7 @@ impl Signals {
     }
 
     /// Gives a child the signal mask that this process had before.
-    pub(crate) fn spare(&self, command: &mut Command) {
+    pub fn spare(&self, command: &mut Command) {
         let before = self.before;
         let restore = move || {
             // SAFETY: reads a filled set; the old one is not requested.
@@ -65,7 +69,10 @@ impl Signals {
     }
 
     /// The next signal that has arrived.
-    pub(crate) fn next(&self) -> io::Result<Option<Signal>> {
+    ///
+    /// # Errors
+    /// The descriptor cannot be read.
+    pub fn next(&self) -> io::Result<Option<Signal>> {
         let mut bytes = [0; size_of::<libc::signalfd_siginfo>()];
         match rustix::io::read(&self.descriptor, &mut bytes) {
             Ok(read) if read == bytes.len() => {}
@@ -84,7 +91,10 @@ impl Signals {
 
 impl Signals {
     /// The next signal that requests the end of this process, if one has arrived; earlier signals are dropped.
-    pub(crate) fn ending(&self) -> io::Result<Option<Signal>> {
+    ///
+    /// # Errors
+    /// The descriptor cannot be read.
+    pub fn ending(&self) -> io::Result<Option<Signal>> {
         while let Some(signal) = self.next()? {
             if signal.ends() {
                 return Ok(Some(signal));
@@ -102,18 +112,21 @@ impl AsFd for Signals {
 
 /// A signal that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Signal {
+pub struct Signal {
     number: libc::c_int,
     by_kernel: bool,
 }
 
 impl Signal {
-    pub(crate) fn number(self) -> libc::c_int {
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> libc::c_int {
         self.number
     }
 
     /// True if the terminal sent it to the whole foreground process group, the program included.
-    pub(crate) fn is_from_terminal(self) -> bool {
+    #[must_use]
+    pub fn is_from_terminal(self) -> bool {
         self.by_kernel
     }
 
@@ -124,7 +137,7 @@ impl Signal {
 }
 
 /// Ends this process by the signal that ended its program. Returns if the signal does not end a process.
-pub(crate) fn die_of(signal: libc::c_int) {
+pub fn die_of(signal: libc::c_int) {
     // The program has left its core if one was enabled; a core of this process would hide it.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     if rustix::process::setrlimit(rustix::process::Resource::Core, none).is_err() {
@@ -142,14 +155,4 @@ pub(crate) fn die_of(signal: libc::c_int) {
     unsafe { libc::raise(signal) };
     // SAFETY: reads a filled set; the old one is not requested.
     unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut()) };
-}
-
-/// Lines of the terminal on standard output; `None` if standard output is no terminal.
-pub(crate) fn terminal_lines() -> Option<usize> {
-    let mut size = MaybeUninit::<libc::winsize>::zeroed();
-    // SAFETY: the call fills the structure, for which every bit pattern is valid, or leaves it unchanged.
-    let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, size.as_mut_ptr()) };
-    // SAFETY: as above.
-    let lines = unsafe { size.assume_init() }.ws_row;
-    (result == 0 && lines > 0).then(|| lines.into())
 }
