@@ -44,14 +44,17 @@ pub enum Lack {
     FixedAddresses,
     /// `cuMemHostRegister` refuses all memory.
     Registration,
+    /// No GPU reaches the memory of another.
+    PeerAccess,
 }
 
 impl Lack {
-    const ALL: [(&'static str, Lack); 4] = [
+    const ALL: [(&'static str, Lack); 5] = [
         ("import", Lack::Import),
         ("import-in-instances", Lack::ImportInInstances),
         ("fixed-addresses", Lack::FixedAddresses),
         ("registration", Lack::Registration),
+        ("peer-access", Lack::PeerAccess),
     ];
 }
 
