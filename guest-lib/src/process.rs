@@ -21,6 +21,7 @@ use crate::{
         },
         modules::Modules,
         objects::{ImageObjects, Plain, PlainObjects},
+        peers::Peers,
         shared_events::SharedEvents,
         streams::{PER_THREAD, StreamRef, Streams},
         thread,
@@ -71,6 +72,7 @@ pub(crate) struct ProcessState {
     pub(crate) blocks: Blocks,
     /// Memory of other processes.
     pub(crate) imports: Imports,
+    pub(crate) peers: Peers,
     /// Set by `cuInit`.
     initialised: AtomicBool,
 }
@@ -155,6 +157,10 @@ impl ProcessState {
         let streams = self.streams.retire_context(raw);
         for (stream, sequence) in self.streams.posted(raw, false) {
             self.session.wait_complete(stream, sequence)?;
+        }
+        if self.peers.forget_context(raw) {
+            // Work of a peer may use its memory.
+            self.streams.wait_all(&self.session)?;
         }
         self.device_map.forget_context(raw);
         Contexts::destroy_on_host(&self.session, id)?;
@@ -290,6 +296,7 @@ fn open() -> Result<ProcessState> {
         pools: Pools::default(),
         blocks: Blocks::default(),
         imports: Imports::default(),
+        peers: Peers::default(),
         can_register,
         initialised: AtomicBool::new(false),
     };
