@@ -257,7 +257,7 @@ fn owned(variables: &[(&str, &str)]) -> Vec<(String, String)> {
 #[test]
 fn peers_of_one_vm_reach_no_memory_of_another() -> Result<()> {
     let stage = Stage::set()?;
-    let program = programs::hostile("peers")?;
+    let program = programs::hostile("peer_memory")?;
     let mut holder = Holder::start(&mut stage.tenants.command(1, &program, &["hold"]))?;
     let addresses = holder.line()?;
     holder.look()?;
