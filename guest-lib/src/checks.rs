@@ -11,6 +11,7 @@ use crate::{
         contexts::Context,
         devices::attribute as device_attribute,
         functions::{LoadedFunction, attribute},
+        memory::{blocks::READ_WRITE, device_map::RangeOrigin},
     },
 };
 use sluice_cuda_graphs::{Copy3D, CopySide, MemoryOperation, layout, memory_type};
@@ -222,7 +223,7 @@ pub(crate) struct FillShape {
 
 impl FillShape {
     /// The rows and the memory that they are in.
-    pub(crate) fn side(&self, process: &ProcessState) -> Result<(Strided, MemorySide)> {
+    pub(crate) fn side(&self, process: &ProcessState, context: u64) -> Result<(Strided, MemorySide)> {
         let FillShape { to, pitch, element, width, height } = *self;
         let row = width.checked_mul(element.bytes()).ok_or(Error::INVALID_VALUE)?;
         let side = Strided { start: to, pitch: if height == 1 { row } else { pitch }, layer: 0 };
@@ -230,26 +231,51 @@ impl FillShape {
         if !aligned || side.pitch < row {
             return Err(Error::INVALID_VALUE);
         }
-        Ok((side, written(process, to, span(side, row, height)?)?))
+        Ok((side, written(process, context, to, span(side, row, height)?)?))
     }
 }
 
-/// The memory of a range that a device writes: its own, or pinned.
-fn written(process: &ProcessState, to: u64, bytes: u64) -> Result<MemorySide> {
+/// The memory of a range that the device of a context writes: its own, a peer's, or pinned.
+fn written(process: &ProcessState, context: u64, to: u64, bytes: u64) -> Result<MemorySide> {
     if process.arena.is_pinned(to, bytes) {
         return Ok(MemorySide::Pinned);
     }
-    process.device_map.check(to, bytes).map(|()| MemorySide::Device)
+    process.device_map.check(to, bytes)?;
+    // With one device, it is that device's memory.
+    if process.devices.count() > 1 && !may_write(process, process.contexts.device(context)?, to)? {
+        return Err(Error::INVALID_VALUE);
+    }
+    Ok(MemorySide::Device)
+}
+
+/// True if a device may write the device memory at an address.
+fn may_write(process: &ProcessState, device: i32, address: u64) -> Result<bool> {
+    let range = process.device_map.find(address).ok_or(Error::INVALID_VALUE)?;
+    if range.kind == RangeOrigin::Mapped {
+        return Ok(process.blocks.access_at(address, device)? == READ_WRITE);
+    }
+    let owner = process.contexts.device(range.context)?;
+    Ok(owner == device
+        || match range.kind {
+            RangeOrigin::Pool(pool) => process.pools.access(pool, device) == READ_WRITE,
+            RangeOrigin::Own | RangeOrigin::Global => process.peers.reaches(device, owner),
+            RangeOrigin::Imported | RangeOrigin::Internal | RangeOrigin::Mapped => false,
+        })
 }
 
 /// The memory of a value that a device writes. Only flag 0 exists: functions of version 2 do not support another order than that of
 /// the stream (`CUstreamWriteValue_flags` in cuda.h).
-pub(crate) fn written_value(process: &ProcessState, to: u64, wide: bool, flags: u32) -> Result<MemorySide> {
+pub(crate) fn written_value(
+    process: &ProcessState,
+    context: u64,
+    (to, wide): (u64, bool),
+    flags: u32,
+) -> Result<MemorySide> {
     let bytes = if wide { 8 } else { 4 };
     if flags != 0 || !to.is_multiple_of(bytes) {
         return Err(Error::INVALID_VALUE);
     }
-    written(process, to, bytes)
+    written(process, context, to, bytes)
 }
 
 /// The memory of a value for which a stream waits, or which it writes. Managed memory is refused, as cuda.h says; and so is a kind of
@@ -275,7 +301,7 @@ pub(crate) fn stream_value(
     if process.managed.at(address).is_some() {
         return Err(Error::INVALID_VALUE);
     }
-    written(process, address, bytes)
+    written(process, context.raw, address, bytes)
 }
 
 /// The sizes of a launch.

@@ -21,6 +21,7 @@ use crate::{
         },
         modules::Modules,
         objects::{ImageObjects, Plain, PlainObjects},
+        peers::Peers,
         shared_events::SharedEvents,
         streams::{PER_THREAD, StreamRef, Streams},
         thread,
@@ -71,6 +72,7 @@ pub(crate) struct ProcessState {
     pub(crate) blocks: Blocks,
     /// Memory of other processes.
     pub(crate) imports: Imports,
+    pub(crate) peers: Peers,
     /// Set by `cuInit`.
     initialised: AtomicBool,
 }
@@ -152,6 +154,10 @@ impl ProcessState {
         }
         let streams = self.streams.retire_context(raw);
         self.session.wait_all(self.streams.posted(raw, false))?;
+        if self.peers.forget_context(raw) {
+            // Work of a peer may use its memory.
+            self.streams.wait_all(&self.session)?;
+        }
         self.device_map.forget_context(raw);
         Contexts::destroy_on_host(&self.session, id)?;
         self.streams.give_all(raw, streams);
@@ -286,6 +292,7 @@ fn open() -> Result<ProcessState> {
         pools: Pools::default(),
         blocks: Blocks::default(),
         imports: Imports::default(),
+        peers: Peers::default(),
         can_register,
         initialised: AtomicBool::new(false),
     };

@@ -59,6 +59,9 @@ macro_rules! for_each_wire_call {
                 /// it to standard error, as it does for an assertion that failed. Answered also after a sticky error.
                 0x0004 sync console_read() -> (error: bool, length: u32, text: [u8; 1024]);
 
+                /// True if a device can access the memory of a peer, and the relative performance of their link.
+                0x0007 sync device_peer(device: Ordinal, peer: Ordinal) -> (reaches: bool, rank: i32);
+
                 /// Creates a context, or retains the primary one. `stream` is the stream slot of its legacy default stream.
                 0x0010 sync context_create(context: Mint<Context>, device: Ordinal, flags: u32, primary: bool, stream: u32) -> ();
                 /// Destroys a context, or resets the primary one, with everything in it. The guest has waited for its work.
@@ -205,6 +208,10 @@ macro_rules! for_each_wire_call {
                 0x0013 sync context_set_limit(limit: u32, value: u64) -> (value: u64);
                 /// Makes earlier writes of other devices to device memory visible to the current context's device, or to all.
                 0x0014 sync flush_rdma_writes(target: u32, scope: u32) -> ();
+                /// Lets the device of the current context access the memory of a peer: another context, on another device.
+                0x0015 sync peer_enable(peer: Id<Context>) -> ();
+                /// Ends that. The guest has waited for every user.
+                0x0016 wait peer_disable(peer: Id<Context>) -> ();
 
                 /// Sets the bytes of free memory that a pool of a device may keep.
                 0x0105 post pool_threshold(pool: u32, device: Ordinal, bytes: u64) -> ();
@@ -215,6 +222,9 @@ macro_rules! for_each_wire_call {
                     -> (reserved: u64, reserved_high: u64, used: u64, used_high: u64);
                 /// Destroys a pool; memory that is allocated from it stays until it is freed.
                 0x0108 post pool_end(pool: u32) -> ();
+
+                /// Sets the access of a peer to memory of a pool of a device.
+                0x010a wait pool_access(pool: u32, device: Ordinal, peer: Ordinal, access: AccessFlags) -> ();
 
                 /// Gives free memory of graphs on a device back to the device.
                 0x0109 wait graph_memory_trim(device: Ordinal) -> ();
@@ -371,8 +381,8 @@ macro_rules! for_each_c_call {
             0x1028 @2000 local fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, dev: c_int);
             0x1029 @4010 local fn cuDeviceGetPCIBusId(pci_bus_id: *mut c_char, len: c_int, dev: c_int);
             0x102a @4010 local fn cuDeviceGetByPCIBusId(dev: *mut c_int, pci_bus_id: *const c_char);
-            0x102b @4000 local fn cuDeviceCanAccessPeer(can_access_peer: *mut c_int, dev: c_int, peer_dev: c_int);
-            0x102c @8000 local fn cuDeviceGetP2PAttribute(value: *mut c_int, attrib: c_uint, src_device: c_int, dst_device: c_int);
+            0x102b @4000 hand fn cuDeviceCanAccessPeer(can_access_peer: *mut c_int, dev: c_int, peer_dev: c_int);
+            0x102c @8000 hand fn cuDeviceGetP2PAttribute(value: *mut c_int, attrib: c_uint, src_device: c_int, dst_device: c_int);
             0x102d @11040 local fn cuDeviceGetExecAffinitySupport(pi: *mut c_int, kind: c_uint, dev: c_int);
             0x102e @11010 local fn cuDeviceGetTexture1DLinearMaxWidth(max_width_in_elements: *mut usize, format: c_uint, num_channels: c_uint, dev: c_int);
 
@@ -850,8 +860,8 @@ macro_rules! for_each_c_call {
             0x1439 @12050 hand fn cuCtxWaitEvent(h_ctx: Handle, h_event: Handle);
 
             // peers and places of memory
-            0x143a @4000 local fn cuCtxEnablePeerAccess(peer_context: Handle, flags: c_uint);
-            0x143b @4000 local fn cuCtxDisablePeerAccess(peer_context: Handle);
+            0x143a @4000 hand fn cuCtxEnablePeerAccess(peer_context: Handle, flags: c_uint);
+            0x143b @4000 hand fn cuCtxDisablePeerAccess(peer_context: Handle);
             0x143c @13040 local fn cuMemGetLocationInfo(ptr: u64, size: usize, summary_granularity: usize, sampling_granularity: usize, location_out: *mut c_void);
             0x143d @13050 hand fn cuTensorMapSetAllocationClass(tensor_map: *mut c_void, alloc_class: c_uint, out_alloc_class: *mut c_uint);
 

@@ -136,6 +136,22 @@ fn exported_memory_is_opened_only_by_programs_of_the_same_user() -> Result<()> {
     backend.stop()
 }
 
+/// As NCCL registers the files of its transport in shared memory: the pages of one process cannot become a resource without those of the
+/// others.
+// Promise: C118
+#[test]
+fn mapping_that_processes_share_is_not_registered_and_stays_shared() -> Result<()> {
+    let backend = started(None)?;
+    let folder = tempfile::tempdir()?;
+    let folders = ["/dev/shm", folder.path().to_str().context("UTF-8")?];
+    let Finished { status, stdout, stderr, .. } =
+        backend.run(&programs::hostile("shared_mapping")?, &folders)?;
+    let refused = "register: 801\naddress: 1\nunregister: 713\nshared: yes, copied: yes\n";
+    ensure!(status.success() && stdout == refused.repeat(2), "{status}\n{stdout}\n{stderr}");
+    ensure!(stderr.contains("cannot register 3145728 bytes"), "{stderr}");
+    backend.stop()
+}
+
 /// Time limit for noticing an end, on a machine with other work.
 const ENDS: Duration = Duration::from_secs(10);
 

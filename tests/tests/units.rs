@@ -12,6 +12,7 @@ use sluice_tests::paths::Binaries;
 use sluice_tests::process::{kill, run, tail};
 use sluice_tests::programs;
 use sluice_tests::tenants::{Options, Tenants, Unit};
+use sluice_tests::{host, oracle};
 
 const MIB: u64 = 1 << 20;
 const UNITS: usize = GPUS.len();
@@ -203,5 +204,78 @@ fn canary_of_one_vm_is_not_found_by_another_on_the_second_unit() -> Result<()> {
     let found = stage.on(1, 2, &read?, &[])?;
     ensure!(found.ends_with("\nhits 0\n"), "{found}");
     stage.settled()?;
+    stage.tenants.stop()
+}
+
+/// On GPUs that reach each other's memory, and on those that do not: every call, and the kernels.
+// Promise: C114, C115
+#[test]
+fn program_of_two_gpus_prints_the_same_natively_and_remoted() -> Result<()> {
+    let binaries = Binaries::locate()?;
+    let program = programs::program("peers")?;
+    for lacks in [None, Some(("SLUICE_SOFTGPU_LACKS", "peer-access"))] {
+        let mut device = vec![("SLUICE_SOFTGPU_DEVICES", "2")];
+        device.extend(lacks);
+        let (native, calls) = oracle::traced(|trace| {
+            let device = device.iter().map(|(name, value)| (*name, Path::new(value)));
+            let environment: Vec<_> = device.chain([(oracle::VARIABLE, trace)]).collect();
+            host::run_native_with(&binaries, &program, &[], &environment, TIMEOUT)
+        })?;
+        programs::passed(&native)?;
+        let reached = native.stdout.contains("access: 1 1, to itself: 0\n");
+        ensure!(reached == lacks.is_none(), "{}", native.stdout);
+        let stage = Stage::set_with(|options| {
+            options.environment = owned(&device);
+            Ok(())
+        })?;
+        let (remoted, remoted_calls) = oracle::traced(|trace| {
+            run(stage.tenants.command(1, &program, &[]).env(oracle::VARIABLE, trace), TIMEOUT)
+        })?;
+        ensure!(
+            native.stdout == remoted.stdout && remoted.status == native.status,
+            "natively\n{}\nremoted\n{}\n{}",
+            native.stdout,
+            remoted.stdout,
+            remoted.stderr
+        );
+        if let Some(difference) = oracle::first_difference(&calls, &remoted_calls) {
+            return Err(difference.into());
+        }
+        stage.as_before()?;
+        stage.tenants.stop()?;
+    }
+    Ok(())
+}
+
+fn owned(variables: &[(&str, &str)]) -> Vec<(String, String)> {
+    variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+/// The peers of one VM find its pattern on each other, while kernels and calls of another VM, with peers on the same GPUs, reach nothing of
+/// it: not by its addresses, and not by new memory after its end.
+// Promise: C116
+#[test]
+fn peers_of_one_vm_reach_no_memory_of_another() -> Result<()> {
+    let stage = Stage::set()?;
+    let program = programs::hostile("peer_memory")?;
+    let mut holder = Holder::start(&mut stage.tenants.command(1, &program, &["hold"]))?;
+    let addresses = holder.line()?;
+    holder.look()?;
+    let words: Vec<&str> = ["seek"].into_iter().chain(addresses.split(' ')).collect();
+    let sought = run(&mut stage.tenants.command(2, &program, &words), TIMEOUT)?;
+    ensure!(
+        sought.status.success() && sought.stdout.ends_with("\nhits 0\n"),
+        "{}\n{}",
+        sought.stdout,
+        sought.stderr
+    );
+    holder.look()?;
+    holder.end()?;
+    stage.settled()?;
+    let read = programs::hostile("canary_read")?;
+    for unit in 0..UNITS {
+        let found = stage.on(unit, 2, &read, &[])?;
+        ensure!(found.ends_with("\nhits 0\n"), "{found}");
+    }
     stage.tenants.stop()
 }

@@ -144,7 +144,8 @@ pub(crate) struct CopySide3D {
     host: u64,
     device: u64,
     array: u64,
-    reserved: u64,
+    /// Reserved in `CUDA_MEMCPY3D`.
+    context: u64,
     pub(crate) pitch: usize,
     height: usize,
 }
@@ -159,7 +160,7 @@ impl CopySide3D {
         host: 0,
         device: 0,
         array: 0,
-        reserved: 0,
+        context: 0,
         pitch: 0,
         height: 0,
     };
@@ -170,13 +171,16 @@ impl CopySide3D {
     pub(crate) const fn device(address: u64, pitch: usize, height: usize) -> CopySide3D {
         CopySide3D { memory: 2, device: address, pitch, height, ..CopySide3D::NONE }
     }
+    pub(crate) const fn of_context(self, context: Handle) -> CopySide3D {
+        CopySide3D { context, ..self }
+    }
     pub(crate) const fn array(array: Handle, [x, y, z]: [u32; 3]) -> CopySide3D {
         let (x, y, z) = (x as usize, y as usize, z as usize);
         CopySide3D { memory: 3, array, x, y, z, ..CopySide3D::NONE }
     }
 }
 
-/// `CUDA_MEMCPY3D`.
+/// `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct BoxCopy {
@@ -356,6 +360,7 @@ same_size! {
     LaunchConfig = sys::CUlaunchConfig;
     Copy2D = sys::CUDA_MEMCPY2D;
     BoxCopy = sys::CUDA_MEMCPY3D;
+    BoxCopy = sys::CUDA_MEMCPY3D_PEER;
     KernelNode = sys::CUDA_KERNEL_NODE_PARAMS;
     FillNode = sys::CUDA_MEMSET_NODE_PARAMS;
     WriteOperation = sys::CUstreamBatchMemOpParams;

@@ -10,7 +10,8 @@
 //! - [`old_launches`]: launches whose block and parameters are set by calls before;
 //! - [`stream_attributes`]: the values of streams that a program may set;
 //! - [`trace`]: the calls of a program, written to a file;
-//! - [`atomics`]: atomic operations on memory of another processor.
+//! - [`atomics`]: atomic operations on memory of another processor;
+//! - [`links`]: links between devices;
 //! - [`handles`]: numbers that name objects.
 //!
 //! The guest's `libcuda.so.1` and the software GPU's stand on all of it, their `libnvidia-ml.so.1` on the first two points. The
@@ -28,6 +29,7 @@ pub mod handles;
 pub mod handshake;
 mod identity;
 pub mod launch_parameters;
+pub mod links;
 pub mod managed;
 pub mod old_launches;
 mod pointers;

@@ -240,31 +240,6 @@ pub(crate) fn cuCtxGetStreamPriorityRange(_: Call, least: Out<c_int>, greatest: 
     Ok(())
 }
 
-/// A peer of the current context: another context.
-fn peer(process: &ProcessState, context: u64) -> Result {
-    let current = process.current()?;
-    if process.contexts.get(context)?.raw == current.raw {
-        return Err(Error::INVALID_CONTEXT);
-    }
-    Ok(())
-}
-
-// No device of a VM reaches the memory of another: `cuDeviceCanAccessPeer` answers that.
-
-pub(crate) fn cuCtxEnablePeerAccess(_: Call, context: u64, flags: c_uint) -> Result {
-    let process = process::get()?;
-    if flags != 0 {
-        return Err(Error::INVALID_VALUE);
-    }
-    peer(process, context)?;
-    Err(Error::PEER_ACCESS_UNSUPPORTED)
-}
-
-pub(crate) fn cuCtxDisablePeerAccess(_: Call, context: u64) -> Result {
-    peer(process::get()?, context)?;
-    Err(Error::PEER_ACCESS_NOT_ENABLED)
-}
-
 // Preferences that change nothing here: hardware takes them as hints.
 
 pub(crate) fn cuCtxGetCacheConfig(_: Call, config: Out<c_uint>) -> Result {

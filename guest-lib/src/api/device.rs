@@ -102,31 +102,6 @@ pub(crate) fn cuDeviceGetByPCIBusId(_: Call, place: Out<c_int>, text: In<c_char>
     Err(Error::INVALID_DEVICE)
 }
 
-pub(crate) fn cuDeviceCanAccessPeer(_: Call, can: Out<c_int>, dev: c_int, peer: c_int) -> Result {
-    device(dev)?;
-    device(peer)?;
-    can.set(0)
-}
-
-pub(crate) fn cuDeviceGetP2PAttribute(
-    _: Call,
-    value: Out<c_int>,
-    id: c_uint,
-    from: c_int,
-    to: c_int,
-) -> Result {
-    device(from)?;
-    device(to)?;
-    // 1 … 6 are the attributes that exist; without peer access each of them is 0.
-    if from == to {
-        return Err(Error::INVALID_DEVICE);
-    }
-    if !(1..=6).contains(&id) {
-        return Err(Error::INVALID_VALUE);
-    }
-    value.set(0)
-}
-
 pub(crate) fn cuDeviceGetExecAffinitySupport(
     _: Call,
     supported: Out<c_int>,
@@ -158,22 +133,6 @@ pub(crate) fn cuDeviceGetHostAtomicCapabilities(
     dev: c_int,
 ) -> Result {
     atomics::answer(&device(dev)?.host_atomics, capabilities, operations, count, Error::INVALID_VALUE)
-}
-
-pub(crate) fn cuDeviceGetP2PAtomicCapabilities(
-    _: Call,
-    capabilities: Out<c_uint>,
-    operations: In<c_uint>,
-    count: c_uint,
-    from: c_int,
-    to: c_int,
-) -> Result {
-    device(from)?;
-    device(to)?;
-    if from == to {
-        return Err(Error::INVALID_DEVICE);
-    }
-    atomics::answer(&atomics::NONE, capabilities, operations, count, Error::INVALID_VALUE)
 }
 
 /// Only Windows has these identifiers.

@@ -35,7 +35,7 @@ fn fill(
         return Ok(());
     }
     let (width, height) = (width as u64, height as u64);
-    let (rows, memory) = FillShape { to, pitch, element, width, height }.side(process)?;
+    let (rows, memory) = FillShape { to, pitch, element, width, height }.side(process, stream.context)?;
     let work = || {
         let fill = FillWork { to, pitch: rows.pitch, value, element: element as u32, width, height };
         Ok(Work::Fill { fill, context: stream.context })

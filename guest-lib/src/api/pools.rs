@@ -11,6 +11,7 @@ use crate::{
     process::{self, ProcessState},
     state::{
         memory::{
+            blocks::READ_WRITE,
             device_map::RangeOrigin,
             imports::ExportToken,
             pools::{self, MemoryPool, Reset, SharedPool},
@@ -19,7 +20,10 @@ use crate::{
     },
 };
 use core::ffi::{c_int, c_uint, c_void};
-use sluice_protocol::calls::wire;
+use sluice_protocol::{
+    calls::wire,
+    field::{AccessFlags, Ordinal},
+};
 
 /// `CUmemPool_attribute`s.
 mod attribute {
@@ -256,12 +260,26 @@ pub(crate) fn cuMemPoolSetAccess(_: Call, pool: u64, access: In<c_void>, count: 
     let process = process::get()?;
     let pool = process.pools.get(pool)?;
     super::virtual_memory::each_access(process, access, count, |device, flags| {
-        // The device that owns the memory always has access, and others have none, since there are no peers.
-        match (device == pool.device, flags) {
-            (false, _) => Err(Error::INVALID_DEVICE),
-            (true, 3) => Ok(()),
-            (true, _) => Err(Error::INVALID_VALUE),
+        let access = AccessFlags::from_number(flags).ok_or(Error::INVALID_VALUE)?;
+        // The device that owns the memory always has access.
+        if device == pool.device {
+            return if flags == READ_WRITE { Ok(()) } else { Err(Error::INVALID_VALUE) };
         }
+        if !super::peers::reaches(process, device, pool.device)? {
+            return Err(Error::INVALID_DEVICE);
+        }
+        // Memory of another process is accessed by its own device only.
+        if pool.is_imported() {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        if process.pools.access(pool.handle, device) & !flags != 0 {
+            process.streams.wait_all(&process.session)?;
+        }
+        let peer = Ordinal(process.devices.get(device)?.ordinal);
+        let call = wire::pool_access::Args { pool: pool.number, device: Ordinal(pool.ordinal), peer, access };
+        process.session.sync(0, &call)?;
+        process.pools.set_access(pool.handle, device, flags);
+        Ok(())
     })
 }
 
@@ -269,7 +287,7 @@ pub(crate) fn cuMemPoolGetAccess(_: Call, flags: Out<c_uint>, pool: u64, locatio
     let process = process::get()?;
     let pool = process.pools.get(pool)?;
     let device = super::virtual_memory::device_of(process, location.cast().get()?)?;
-    flags.set(if device == pool.device { 3 } else { 0 })
+    flags.set(if device == pool.device { READ_WRITE } else { process.pools.access(pool.handle, device) })
 }
 
 pub(crate) fn cuDeviceGetDefaultMemPool(_: Call, place: Out<u64>, device: c_int) -> Result {

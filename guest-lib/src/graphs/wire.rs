@@ -192,8 +192,8 @@ pub(super) fn with<R>(
         Work::EventWait { event } => act(&WireWork::EventWait(event_id(process, *event)?), enabled),
         Work::EventRecord { event } => act(&WireWork::EventRecord(event_id(process, *event)?), enabled),
         Work::MemoryOperations { operations, context } => {
+            let list = checked_writes(process, *context, operations)?;
             let context = context_id(process, *context)?;
-            let list = checked_writes(process, operations)?;
             act(&WireWork::Writes(Writes { context, list: Bytes(&list) }), enabled)
         }
     }
@@ -442,14 +442,14 @@ fn with_array_copy<R>(
 }
 
 fn checked_fill(process: &ProcessState, fill: &FillWork, context: u64) -> Result<Fill> {
-    let context = context_id(process, context)?;
+    let id = context_id(process, context)?;
     let FillWork { to, pitch, value, element, width, height } = *fill;
     let element = ElementSize::from_number(element).ok_or(Error::INVALID_VALUE)?;
     if fill.is_empty() {
         return Err(Error::INVALID_VALUE);
     }
-    let (rows, _) = FillShape { to, pitch, element, width, height }.side(process)?;
-    Ok(Fill { context, to: DeviceAddress(to), pitch: rows.pitch, element, value, width, height })
+    let (rows, _) = FillShape { to, pitch, element, width, height }.side(process, context)?;
+    Ok(Fill { context: id, to: DeviceAddress(to), pitch: rows.pitch, element, value, width, height })
 }
 
 /// An event that the driver of the worker knows as the program does: no event that other processes may share.
@@ -462,12 +462,12 @@ fn event_id(process: &ProcessState, event: u64) -> Result<Id<Event>> {
     Ok(event.id)
 }
 
-fn checked_writes(process: &ProcessState, operations: &[MemoryOperation]) -> Result<Vec<u8>> {
+fn checked_writes(process: &ProcessState, context: u64, operations: &[MemoryOperation]) -> Result<Vec<u8>> {
     let mut list = Vec::new();
     for operation in operations {
         match *operation {
             MemoryOperation::Write { to, value, wide, flags } => {
-                checks::written_value(process, to, wide, flags)?;
+                checks::written_value(process, context, (to, wide), flags)?;
                 Writes::push(&mut list, Write { to: DeviceAddress(to), value, wide }).map_err(too_large)?;
             }
             MemoryOperation::Wait { .. } => {

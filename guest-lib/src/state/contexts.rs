@@ -70,6 +70,13 @@ pub(crate) struct Context {
     pub(crate) green: u64,
 }
 
+impl Context {
+    /// The id by which the host knows it.
+    pub(crate) fn id(&self) -> Result<Id<Kind>> {
+        Id::from_raw(self.raw).ok_or(Error::INVALID_CONTEXT)
+    }
+}
+
 /// A context that is to be activated.
 struct New {
     raw: u64,

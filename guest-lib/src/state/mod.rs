@@ -16,6 +16,7 @@ pub(crate) mod links;
 pub(crate) mod memory;
 pub(crate) mod modules;
 pub(crate) mod objects;
+pub(crate) mod peers;
 pub(crate) mod shared_events;
 pub(crate) mod streams;
 pub(crate) mod thread;

@@ -109,9 +109,10 @@ impl Side {
     ) -> Result<Option<&'static VisibleGpu>> {
         let bounds = self.bounds(extent)?;
         let gpus = gpu::all()?;
-        let mut candidates = std::iter::once(gpu).chain(gpus.iter().copied());
-        if let Some(holder) = candidates.find(|gpu| gpu.space.permits(&bounds, write)) {
-            return Ok(Some(holder));
+        for candidate in std::iter::once(gpu).chain(gpus.iter().copied()) {
+            if candidate.permits(&bounds, write)? {
+                return Ok(Some(candidate));
+            }
         }
         // An unmapped or partly mapped device address must never be accessed as host memory.
         let device = || gpus.iter().any(|gpu| gpu.space.is_device_range(&bounds));
@@ -313,7 +314,7 @@ pub(crate) fn prepare_fill(
     let rows = CopyExtent { width, ..extent };
     let misaligned = !to.start.is_multiple_of(pattern.bytes)
         || extent.height > 1 && (!to.pitch.is_multiple_of(pattern.bytes) || to.pitch < width);
-    if misaligned || !gpu.space.permits(&to.bounds(rows)?, true) {
+    if misaligned || !gpu.permits(&to.bounds(rows)?, true)? {
         return Err(Error::INVALID_VALUE);
     }
     Ok(PreparedFill { gpu, to, pattern, extent, rows })

@@ -12,6 +12,7 @@ use crate::event::EVENTS;
 use crate::green::GREENS;
 use crate::lock::lock;
 use crate::module;
+use crate::peers;
 use crate::queues::Joint;
 use crate::stream::STREAMS;
 
@@ -21,6 +22,7 @@ pub(crate) fn end(context: &Context) {
     core.health.stop.store(true, Release);
     core.queues.drain();
     core.flush_printed();
+    peers::context_ended(&core);
     sluice_cuda_frontend::tables::context_destroyed(usize::try_from(core.handle).unwrap_or(0));
     // Calls that still hold the core get this error.
     core.health.poison(Error::CONTEXT_IS_DESTROYED);

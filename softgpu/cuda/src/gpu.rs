@@ -3,6 +3,7 @@
 //! The start of the driver installs them; calls look up one or all. A GPU knows the queues of its living contexts, to wait for
 //! them, and the blocks in its space, to free them; it does not know the contexts.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -118,7 +119,16 @@ impl VisibleGpu {
     pub(crate) fn free(&self, start: u64, kinds: &[BlockKind]) -> Result {
         let block = self.space.withdraw(start, kinds)?;
         self.drain();
+        for peer in self.space.peers() {
+            at(peer)?.drain();
+        }
         self.release(&block)
+    }
+
+    /// True if a copy or a fill of this GPU may access a range: all of it is accessible and, in a heap, a part of one allocation.
+    pub(crate) fn permits(&self, range: &Range<u64>, write: bool) -> Result<bool> {
+        Ok(self.space.table.spans().covers(range, write)
+            && all()?.iter().all(|gpu| gpu.space.keeps_to_a_block(range)))
     }
 
     /// Frees a withdrawn block; the last work that was submitted for it has ended.

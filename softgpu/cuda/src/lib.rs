@@ -58,6 +58,7 @@ mod memory;
 mod module;
 mod multiprocessors;
 mod occupancy;
+mod peers;
 mod primary;
 mod printed;
 mod process;

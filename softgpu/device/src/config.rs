@@ -47,15 +47,18 @@ pub enum Lack {
     /// Atomic operations of kernels on host memory are not atomic for the host (attribute 86), and so host and device may not access
     /// managed memory at the same time (attribute 89).
     HostAtomics,
+    /// No GPU reaches the memory of another.
+    PeerAccess,
 }
 
 impl Lack {
-    const ALL: [(&'static str, Lack); 5] = [
+    const ALL: [(&'static str, Lack); 6] = [
         ("import", Lack::Import),
         ("import-in-instances", Lack::ImportInInstances),
         ("fixed-addresses", Lack::FixedAddresses),
         ("registration", Lack::Registration),
         ("host-atomics", Lack::HostAtomics),
+        ("peer-access", Lack::PeerAccess),
     ];
 }
 

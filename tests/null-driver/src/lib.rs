@@ -249,6 +249,20 @@ export! {
     }
 }
 
+// Peers: every device reaches every other.
+export! {
+    cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) { put(can, c_int::from(device != peer)) }
+    cuDeviceGetP2PAttribute(value: *mut c_int, _attribute: c_uint, _device: c_int, _peer: c_int) { put(value, 0) }
+    cuCtxEnablePeerAccess(_peer: Handle, _flags: c_uint) {
+        let _call = current().call("cuCtxEnablePeerAccess");
+        SUCCESS
+    }
+    cuCtxDisablePeerAccess(_peer: Handle) {
+        let _call = current().call("cuCtxDisablePeerAccess");
+        SUCCESS
+    }
+}
+
 // Contexts.
 export! {
     cuDevicePrimaryCtxRetain(context: *mut Handle, _device: c_int) { put(context, life::retain_primary()) }

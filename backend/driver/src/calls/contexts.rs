@@ -43,6 +43,16 @@ impl Driver {
         call!(self.cuCtxSetCurrent(context))
     }
 
+    /// `cuCtxEnablePeerAccess`: lets the current context access the memory of another.
+    pub fn peer_enable(&self, peer: Handle) -> Result<()> {
+        call!(self.cuCtxEnablePeerAccess(peer, 0))
+    }
+
+    /// `cuCtxDisablePeerAccess`.
+    pub fn peer_disable(&self, peer: Handle) -> Result<()> {
+        call!(self.cuCtxDisablePeerAccess(peer))
+    }
+
     /// `cuCtxGetStreamPriorityRange`.
     pub fn priorities(&self) -> Result<(i32, i32)> {
         let (mut least, mut greatest) = (0, 0);

@@ -3,7 +3,7 @@
 use super::{Result, input, pointer, size};
 use crate::{
     DeviceRange, Driver, Handle, HostRange, Rows,
-    abi::{BarrierOperation, Copy2D, CopySide},
+    abi::{BarrierOperation, BoxCopy, Copy2D, CopySide, CopySide3D},
     code,
 };
 use core::ffi::c_void;
@@ -30,6 +30,17 @@ impl Driver {
     pub fn memcpy_dtod(&self, to: DeviceRange, from: DeviceRange, stream: Handle) -> Result<()> {
         let bytes = size(to.bytes().min(from.bytes()))?;
         call!(self.cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, stream))
+    }
+
+    /// `cuMemcpyPeerAsync`: copies between contexts of different devices, which need not reach each other's memory.
+    pub fn memcpy_peer(
+        &self,
+        (to, to_context): (DeviceRange, Handle),
+        (from, from_context): (DeviceRange, Handle),
+        stream: Handle,
+    ) -> Result<()> {
+        let bytes = size(to.bytes().min(from.bytes()))?;
+        call!(self.cuMemcpyPeerAsync(to.address(), to_context, from.address(), from_context, bytes, stream))
     }
 
     /// `cuMemcpy2DAsync_v2`.
@@ -75,6 +86,22 @@ impl Driver {
             CopySide::device(from.0.address(), pitch(from.1, rows)?),
         );
         self.memcpy_2d(to, from, rows, stream)
+    }
+
+    /// `cuMemcpy3DPeerAsync`: as [`Driver::memcpy_peer`], for rows.
+    pub fn memcpy_2d_peer(
+        &self,
+        to: (DeviceRange, u64, Handle),
+        from: (DeviceRange, u64, Handle),
+        rows: Rows,
+        stream: Handle,
+    ) -> Result<()> {
+        let height = size(rows.height)?;
+        let side = |(range, step, context): (DeviceRange, u64, Handle)| -> Result<CopySide3D> {
+            Ok(CopySide3D::device(range.address(), pitch(step, rows)?, height).of_context(context))
+        };
+        let copy = BoxCopy { from: side(from)?, to: side(to)?, width: size(rows.width)?, height, depth: 1 };
+        call!(self.cuMemcpy3DPeerAsync(input(&copy), stream))
     }
 
     fn memcpy_2d(&self, to: CopySide, from: CopySide, rows: Rows, stream: Handle) -> Result<()> {

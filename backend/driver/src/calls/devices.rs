@@ -63,6 +63,21 @@ impl Driver {
         Ok(bytes as u64)
     }
 
+    /// `cuDeviceCanAccessPeer`.
+    pub fn reaches(&self, device: c_int, peer: c_int) -> Result<bool> {
+        let mut can = 0;
+        call!(self.cuDeviceCanAccessPeer(&raw mut can, device, peer))?;
+        Ok(can != 0)
+    }
+
+    /// `cuDeviceGetP2PAttribute`: the relative performance of the link from a device to another.
+    pub fn link_rank(&self, device: c_int, peer: c_int) -> Result<i32> {
+        const PERFORMANCE_RANK: u32 = 1;
+        let mut rank = 0;
+        call!(self.cuDeviceGetP2PAttribute(&raw mut rank, PERFORMANCE_RANK, device, peer))?;
+        Ok(rank)
+    }
+
     /// `cuDeviceGetAttribute`.
     pub fn device_attribute(&self, attribute: u32, device: c_int) -> Result<i32> {
         let mut value = 0;

@@ -18,7 +18,7 @@ use crate::{
     resources::{ResolvedOrigin, ResolvedQueues, ResolvedResources},
     session::{
         ReplyTo,
-        objects::{self, ContextRef},
+        objects::{self, ContextRef, GuestContext},
     },
     submit::{Operation, Payload, StreamOrder, WorkTarget, local::Local, queue::QueueItem},
 };
@@ -78,6 +78,20 @@ impl Inline for Dispatcher {
         args: &wire::device_info::Args,
     ) -> Served<wire::device_info::Reply> {
         self.describe(args.device).map(Some)
+    }
+
+    fn device_peer(
+        &mut self,
+        _: &Header,
+        args: &wire::device_peer::Args,
+    ) -> Served<wire::device_peer::Reply> {
+        let (device, peer) = (self.device(args.device)?, self.device(args.peer)?);
+        if device == peer {
+            return Err(code::INVALID_DEVICE);
+        }
+        let driver = &self.shared.driver;
+        let (reaches, rank) = (driver.reaches(device, peer)?, driver.link_rank(device, peer)?);
+        Ok(Some(wire::device_peer::Reply { reaches, rank }))
     }
 
     fn console_read(
@@ -459,7 +473,7 @@ impl Quick for Dispatcher {
         header: &Header,
         args: &wire::memory_allocate::Args,
     ) -> Served<wire::memory_allocate::Reply> {
-        let objects::GuestContext { context, device, .. } = self.context(header)?;
+        let GuestContext { context, device, .. } = self.context(header)?;
         let bytes = args.bytes.0;
         let address = self.at_hand(|memory| memory.allocate_at_hand(args.pool, device, bytes));
         Ok(address.flatten().map(|address| {
@@ -538,9 +552,8 @@ impl Tables for Dispatcher {
         Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
     }
 
-    fn primary(&self, id: Id<Context>) -> Result<ContextRef, Code> {
-        let primary = self.contexts.get(id).filter(|context| context.primary);
-        primary.map(|context| context.context).ok_or(code::INVALID_CONTEXT)
+    fn context_of(&self, id: Id<Context>) -> Result<GuestContext, Code> {
+        self.contexts.get(id).copied().ok_or(code::INVALID_CONTEXT)
     }
 
     fn resources(&self, description: &[u8]) -> Result<ResolvedResources, Code> {

@@ -340,7 +340,9 @@ impl Dispatcher {
                 Notice::Allocated { address, .. } => {
                     self.shared.helper.memory(MemoryJob::FreeAll(vec![address]));
                 }
-                Notice::Reach { address, bytes, may } => self.map.reach(address, bytes, may),
+                Notice::Reach { address, bytes, device, may } => {
+                    self.map.reach(address, bytes, device, may);
+                }
                 // The driver has unloaded a module whose context is gone.
                 Notice::Module { id, module: Some(module) }
                     if module.context.is_some_and(|context| !self.has(context)) =>

@@ -1,8 +1,11 @@
 //! The calls that are work on a stream: each checks its addresses and turns its arguments into an operation.
 
 use super::{Dispatcher, calls::OnStream, images::pitches};
-use crate::{memory::address::AddressMap, submit::Operation};
-use sluice_driver::{ArrayCopy, ArrayCopyEnd, Code, DeviceRange, Rows, code};
+use crate::{
+    memory::address::{AddressMap, MemoryPlace},
+    submit::Operation,
+};
+use sluice_driver::{ArrayCopy, ArrayCopyEnd, Code, DeviceRange, Handle, Rows, code};
 use sluice_protocol::{
     calls::wire,
     field::{DeviceAddress, ElementSize},
@@ -28,7 +31,14 @@ impl OnStream for Dispatcher {
 
     fn memcpy_dtod(&self, args: &wire::memcpy_dtod::Args) -> Result<Operation, Code> {
         let (to, from) = (self.map.device(args.to.0, args.bytes), self.map.device(args.from.0, args.bytes));
-        unless_empty(args.bytes, to.and_then(|to| Ok(Operation::MemcpyDtod { to, from: from? })))
+        let operation = to.and_then(|to| {
+            let from = from?;
+            Ok(match self.peers(args.to, args.from) {
+                None => Operation::MemcpyDtod { to, from },
+                Some([there, here]) => Operation::MemcpyPeer { to: (to, there), from: (from, here) },
+            })
+        });
+        unless_empty(args.bytes, operation)
     }
 
     fn memcpy_2d_htod(&self, args: &wire::memcpy_2d_htod::Args) -> Result<Operation, Code> {
@@ -59,10 +69,13 @@ impl OnStream for Dispatcher {
         let Some([rows, from_rows]) = rows([args.to_pitch, args.from_pitch], args.width, args.height) else {
             return Ok(Operation::Nothing);
         };
-        Ok(Operation::Memcpy2dDtod {
-            to: (self.map.device_rows(args.to.0, rows)?, rows.pitch),
-            from: (self.map.device_rows(args.from.0, from_rows)?, from_rows.pitch),
-            rows,
+        let (to, to_pitch) = (self.map.device_rows(args.to.0, rows)?, rows.pitch);
+        let (from, from_pitch) = (self.map.device_rows(args.from.0, from_rows)?, from_rows.pitch);
+        Ok(match self.peers(args.to, args.from) {
+            None => Operation::Memcpy2dDtod { to: (to, to_pitch), from: (from, from_pitch), rows },
+            Some([there, here]) => {
+                Operation::Memcpy2dPeer { to: (to, to_pitch, there), from: (from, from_pitch, here), rows }
+            }
         })
     }
 
@@ -155,6 +168,26 @@ impl OnStream for Dispatcher {
     fn event_record(&self, args: &wire::event_record::Args) -> Result<Operation, Code> {
         let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
         Ok(Operation::Record { event: event.handle })
+    }
+}
+
+impl Dispatcher {
+    /// The contexts of a copy between devices: without access to each other's memory, the driver makes it only by contexts.
+    fn peers(&self, to: DeviceAddress, from: DeviceAddress) -> Option<[Handle; 2]> {
+        if self.devices.len() < 2 {
+            return None;
+        }
+        let [to, from] = [to, from].map(|address| self.map.place(address));
+        let (to, from) = (to?, from?);
+        if to == from {
+            return None;
+        }
+        let find = |place| match place {
+            MemoryPlace::Context(context) => self.contexts.find(|known| known.context == context),
+            MemoryPlace::Device(device) => self.contexts.find(|known| known.device == device),
+        };
+        let (to, from) = (find(to)?, find(from)?);
+        (to.device != from.device).then_some([to.context.handle, from.context.handle])
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     helper::notice::{Notice, Notices},
     images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
     resources::ResolvedResources,
-    session::objects::{self, ContextRef, GuestImage, GuestObject},
+    session::objects::{self, ContextRef, GuestContext, GuestImage, GuestObject},
 };
 use sluice_cuda_abi::jit;
 use sluice_driver::{Code, Handle, LaunchAttribute, code};
@@ -43,8 +43,8 @@ pub(crate) trait Tables {
     fn take_link(&mut self, id: Id<handle::Link>) -> Result<Handle, Code>;
     /// Takes a free id for a link in the making.
     fn reserve_link(&mut self, id: Id<handle::Link>) -> Result<ReservedId<handle::Link>, Code>;
-    /// A primary context.
-    fn primary(&self, id: Id<handle::Context>) -> Result<ContextRef, Code>;
+    /// A context.
+    fn context_of(&self, id: Id<handle::Context>) -> Result<GuestContext, Code>;
     /// A description of resources, with objects instead of ids.
     fn resources(&self, description: &[u8]) -> Result<ResolvedResources, Code>;
     /// Removes a green context that has no streams.
@@ -255,7 +255,7 @@ in_context! {
         |whole: &(Id<handle::MipmappedArray>, GuestMipmapped)| Some(whole.1.context);
     Take<handle::MipmappedArray> => GuestMipmapped, |id, tables| tables.take_mipmapped(id.0),
         |whole: &GuestMipmapped| Some(whole.context);
-    Id<handle::Context> => ContextRef, |id, tables| tables.primary(id), |context: &ContextRef| Some(*context);
+    Id<handle::Context> => GuestContext, |id, tables| tables.context_of(id), |of: &GuestContext| Some(of.context);
     Take<handle::GreenContext> => GuestObject, |id, tables| tables.take_green(id.0),
         |green: &GuestObject| green.context;
     Id<handle::TextureReference> => GuestReference, |id, tables| tables.texture_reference(id),

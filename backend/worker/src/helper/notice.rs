@@ -28,10 +28,11 @@ pub(crate) enum Notice {
         bytes: u64,
         context: ContextRef,
     },
-    /// Mappings of the guest's own that become accessible or inaccessible.
+    /// A mapping of the guest's own, of memory of a device, becomes accessible or inaccessible.
     Reach {
         address: u64,
         bytes: u64,
+        device: i32,
         may: bool,
     },
     Module {

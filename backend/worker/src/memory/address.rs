@@ -29,10 +29,19 @@ pub(crate) struct AddressMap {
     allocations: BTreeMap<u64, (u64, ContextRef)>,
     /// Variables: address to bytes, their module or library, and the context in which they are.
     globals: BTreeMap<u64, (u64, Id<Module>, ContextRef)>,
-    /// Mappings of the guest's own that it may access: address to bytes.
-    reachable: BTreeMap<u64, u64>,
+    /// Mappings of the guest's own that it may access: address to bytes, and the device of the memory.
+    reachable: BTreeMap<u64, (u64, i32)>,
     /// Attached arenas by address.
     arenas: BTreeMap<u64, Arc<Arena>>,
+}
+
+/// The place of memory that a guest may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryPlace {
+    /// Memory of a context.
+    Context(ContextRef),
+    /// Memory of a device that the guest mapped itself.
+    Device(i32),
 }
 
 /// True if `address + bytes` lies inside `base + length`, without overflow.
@@ -60,12 +69,25 @@ impl AddressMap {
     }
 
     /// Makes mappings of the guest's own accessible, or inaccessible.
-    pub(crate) fn reach(&mut self, address: u64, bytes: u64, may: bool) {
+    pub(crate) fn reach(&mut self, address: u64, bytes: u64, device: i32, may: bool) {
         if may {
-            self.reachable.insert(address, bytes);
+            self.reachable.insert(address, (bytes, device));
         } else {
             self.unmapped(address, bytes);
         }
+    }
+
+    /// The place of the memory at an address; `None` for memory of the host.
+    pub(crate) fn place(&self, DeviceAddress(address): DeviceAddress) -> Option<MemoryPlace> {
+        fn at<T>(ranges: &BTreeMap<u64, T>, address: u64, bytes: impl Fn(&T) -> u64) -> Option<&T> {
+            let (base, found) = ranges.range(..=address).next_back()?;
+            (address - base < bytes(found)).then_some(found)
+        }
+        let allocation = || at(&self.allocations, address, |found| found.0).map(|found| found.1);
+        let global = || at(&self.globals, address, |found| found.0).map(|found| found.2);
+        let mapping = || at(&self.reachable, address, |found| found.0);
+        let context = allocation().or_else(global).map(MemoryPlace::Context);
+        context.or_else(|| mapping().map(|found| MemoryPlace::Device(found.1)))
     }
 
     /// Removes the mappings of the guest's own that touch a range.
@@ -73,7 +95,7 @@ impl AddressMap {
         let Some(end) = address.checked_add(bytes) else { return };
         let before = self.reachable.range(..address).next_back();
         let first =
-            before.filter(|(base, length)| **base + **length > address).map_or(address, |(base, _)| *base);
+            before.filter(|(base, (length, _))| **base + length > address).map_or(address, |(base, _)| *base);
         self.reachable.retain(|base, _| *base < first || *base >= end);
     }
 
@@ -82,7 +104,7 @@ impl AddressMap {
         let Some(end) = address.checked_add(bytes) else { return false };
         let Some((first, _)) = self.reachable.range(..=address).next_back() else { return false };
         let mut covered = *first;
-        for (base, length) in self.reachable.range(*first..) {
+        for (base, (length, _)) in self.reachable.range(*first..) {
             if *base > covered || covered >= end {
                 break;
             }
@@ -239,16 +261,18 @@ mod tests {
     #[test]
     fn device_range_may_cross_adjacent_mappings_of_the_guest() {
         let mut map = AddressMap::default();
-        map.reach(0x1000, 0x1000, true);
-        map.reach(0x2000, 0x1000, true);
-        map.reach(0x4000, 0x1000, true);
+        map.reach(0x1000, 0x1000, 0, true);
+        map.reach(0x2000, 0x1000, 0, true);
+        map.reach(0x4000, 0x1000, 1, true);
         assert!(map.device(0x1800, 0x1000).is_ok());
         assert_eq!(map.device(0x2800, 0x1000), Err(code::INVALID_VALUE), "not mapped");
         assert_eq!(map.device(0xfff, 2), Err(code::INVALID_VALUE));
         map.unmapped(0x2000, 0x1000);
         assert!(map.device(0x1000, 0x1000).is_ok());
         assert_eq!(map.device(0x1800, 0x1000), Err(code::INVALID_VALUE), "unmapped");
-        map.reach(0x4000, 0x1000, false);
+        assert_eq!(map.place(DeviceAddress(0x4fff)), Some(MemoryPlace::Device(1)));
+        assert_eq!(map.place(DeviceAddress(0x3000)), None);
+        map.reach(0x4000, 0x1000, 1, false);
         assert_eq!(map.device(0x4000, 1), Err(code::INVALID_VALUE), "no access");
     }
 

@@ -22,6 +22,21 @@ pub(super) struct PhysicalBlock {
 pub(super) struct MappedBlock {
     block: u64,
     bytes: u64,
+    /// The devices that may access it, as bits.
+    reached: u64,
+}
+
+const _: () = assert!(limits::DEVICES <= u64::BITS);
+
+/// A mapping whose access was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AccessedBlock {
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
+    /// The device of the memory.
+    pub(crate) device: i32,
+    /// True if any device may access it.
+    pub(crate) may: bool,
 }
 
 impl<S: ChunkSource, M: Mapper> Memory<S, M> {
@@ -113,7 +128,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             block.mappings -= u32::from(mapped.is_err());
         }
         mapped?;
-        self.mapped.insert(at, MappedBlock { block: number, bytes });
+        self.mapped.insert(at, MappedBlock { block: number, bytes, reached: 0 });
         Ok(())
     }
 
@@ -138,9 +153,20 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         bytes: u64,
         device: i32,
         access: AccessFlags,
-    ) -> Result<(), Code> {
-        self.whole(at, bytes)?;
-        self.mapper.allow(at, bytes, device, access as u32)
+    ) -> Result<Vec<AccessedBlock>, Code> {
+        let whole = self.whole(at, bytes)?;
+        self.mapper.allow(at, bytes, device, access as u32)?;
+        let bit = 1 << device.cast_unsigned().min(u64::BITS - 1);
+        let mut accessed = Vec::with_capacity(whole.len());
+        for (at, _) in whole {
+            let Some(mapped) = self.mapped.get_mut(&at) else { continue };
+            let others = mapped.reached & !bit;
+            mapped.reached = if access == AccessFlags::None { others } else { others | bit };
+            let chunks = self.blocks.get(&mapped.block).map(|block| &*block.chunks);
+            let device = chunks.and_then(|chunks| chunks.first()).map_or(0, |chunk| chunk.device);
+            accessed.push(AccessedBlock { at, bytes: mapped.bytes, device, may: mapped.reached != 0 });
+        }
+        Ok(accessed)
     }
 
     /// Unmaps whole mappings. A block that cannot be unmapped stays charged.

@@ -112,5 +112,6 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         if self.groups.get(&group).is_some_and(is_empty) {
             self.groups.remove(&group);
         }
+        self.peers.retain(|(of, _), _| *of != group);
     }
 }

@@ -10,7 +10,7 @@ use crate::{
         report,
     },
     memory::{
-        GroupUsage, SessionMemory, SharedAllocation,
+        AccessedBlock, GroupUsage, SessionMemory, SharedAllocation,
         heaps::{self, Heaps},
         memory_source::{MemorySource, taken},
         tools::Tools,
@@ -70,6 +70,8 @@ pub(crate) struct MemoryHelper {
     memory: Arc<Mutex<SessionMemory>>,
     current: Current,
     contexts: Vec<GuestContext>,
+    /// Pairs of contexts of which the first may access the memory of the second.
+    peers: Vec<[GuestContext; 2]>,
     serial: u64,
     arenas: Vec<Pinned>,
 }
@@ -94,6 +96,7 @@ impl MemoryHelper {
             memory,
             current: Current::default(),
             contexts: Vec::new(),
+            peers: Vec::new(),
             serial: 0,
             arenas: Vec::new(),
         }
@@ -247,6 +250,45 @@ impl MemoryHelper {
         Ok(self.driver.cuCtxGetLimit(limit)? as u64)
     }
 
+    /// Lets a context access the memory of another: the driver's own memory by its call, and that of this process, which the call does not
+    /// cover, mapping by mapping.
+    fn enable_peer(&mut self, context: &GuestContext, peer: &GuestContext) -> Result<(), Code> {
+        if context.device == peer.device {
+            return Err(code::PEER_ACCESS_UNSUPPORTED);
+        }
+        self.set_current(context.context)?;
+        self.driver.peer_enable(peer.context.handle)?;
+        if let Err(failed) = self.memory().set_peer(0, peer.device, context.device, AccessFlags::ReadWrite) {
+            self.driver.peer_disable(peer.context.handle)?;
+            return Err(failed);
+        }
+        self.peers.push([*context, *peer]);
+        Ok(())
+    }
+
+    fn disable_peer(&mut self, context: &GuestContext, peer: &GuestContext) -> Result<(), Code> {
+        let is =
+            |[from, to]: &[GuestContext; 2]| (from.context, to.context) == (context.context, peer.context);
+        if !self.peers.iter().any(is) {
+            return Err(code::PEER_ACCESS_NOT_ENABLED);
+        }
+        self.set_current(context.context)?;
+        self.driver.peer_disable(peer.context.handle)?;
+        self.end_peers(is)
+    }
+
+    /// Ends pairs of contexts. A device has access as long as one pair of contexts has.
+    fn end_peers(&mut self, ends: impl Fn(&[GuestContext; 2]) -> bool) -> Result<(), Code> {
+        let ended: Vec<_> = self.peers.extract_if(.., |pair| ends(pair)).collect();
+        for [from, to] in ended {
+            let devices = (from.device, to.device);
+            if !self.peers.iter().any(|[from, to]| (from.device, to.device) == devices) {
+                self.memory().set_peer(0, to.device, from.device, AccessFlags::None)?;
+            }
+        }
+        Ok(())
+    }
+
     fn release(&mut self, context: &GuestContext) -> Result<(), Code> {
         self.current = Current::default();
         match context.primary {
@@ -260,6 +302,7 @@ impl MemoryHelper {
         for address in allocations {
             self.memory().free(*address)?;
         }
+        self.end_peers(|pair| pair.iter().any(|of| of.context == context.context))?;
         self.current = Current::default();
         self.memory().mapper().context_gone(context.context);
         self.contexts.retain(|other| other.context != context.context);
@@ -477,6 +520,37 @@ impl ServeMemory for MemoryHelper {
         Ok(wire::pool_usage::Reply { reserved, reserved_high, used, used_high })
     }
 
+    fn pool_access(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::pool_access,
+    ) -> Result<wire::pool_access::Reply, Code> {
+        let memory::pool_access { pool, device, peer, access } = args;
+        if pool == 0 || device == peer || !self.driver.reaches(peer, device)? {
+            return Err(code::INVALID_DEVICE);
+        }
+        self.memory().set_peer(pool, device, peer, access)?;
+        Ok(wire::pool_access::Reply {})
+    }
+
+    fn peer_enable(
+        &mut self,
+        caller: Option<GuestContext>,
+        args: memory::peer_enable,
+    ) -> Result<wire::peer_enable::Reply, Code> {
+        self.enable_peer(&current(caller)?, &args.peer)?;
+        Ok(wire::peer_enable::Reply {})
+    }
+
+    fn peer_disable(
+        &mut self,
+        caller: Option<GuestContext>,
+        args: memory::peer_disable,
+    ) -> Result<wire::peer_disable::Reply, Code> {
+        self.disable_peer(&current(caller)?, &args.peer)?;
+        Ok(wire::peer_disable::Reply {})
+    }
+
     fn graph_memory_trim(
         &mut self,
         _: Option<GuestContext>,
@@ -546,8 +620,11 @@ impl ServeMemory for MemoryHelper {
         args: memory::va_range_set_access,
     ) -> Result<wire::va_range_set_access::Reply, Code> {
         let memory::va_range_set_access { address, bytes, device, access } = args;
-        self.memory().set_access(address, bytes, device, access)?;
-        self.notices.push(Notice::Reach { address, bytes, may: access != AccessFlags::None });
+        for AccessedBlock { at, bytes, device, may } in
+            self.memory().set_access(address, bytes, device, access)?
+        {
+            self.notices.push(Notice::Reach { address: at, bytes, device, may });
+        }
         Ok(wire::va_range_set_access::Reply {})
     }
 

@@ -28,6 +28,11 @@ impl Kept {
         Kept(BTreeMap::new())
     }
 
+    /// The addresses and bytes of what a group keeps of a device.
+    pub(super) fn ranges(&self, group: u32, device: i32) -> impl Iterator<Item = (u64, u64)> {
+        self.0.get(&(group, device)).into_iter().flatten().map(|kept| (kept.at, kept.bytes))
+    }
+
     /// Removes the last allocation of the first list that is chosen.
     fn pop(&mut self, choose: impl Fn(u32, i32) -> bool) -> Option<((u32, i32), KeptAllocation)> {
         let chosen = |key: &(u32, i32)| choose(key.0, key.1);

@@ -14,12 +14,14 @@ mod kept;
 pub(crate) mod memory_source;
 #[cfg(any(test, fuzzing))]
 mod own_chunks;
+mod peers;
 mod pool;
 mod shares;
 mod space;
 pub(crate) mod tools;
 mod windows;
 
+pub(crate) use blocks::AccessedBlock;
 pub(crate) use groups::GroupUsage;
 #[cfg(any(test, fuzzing))]
 pub(crate) use own_chunks::{Ledger, OwnChunks};
@@ -32,7 +34,7 @@ use kept::Kept;
 use pool::{ChunkPool, PoolSize};
 use sluice_driver::{Code, code};
 use sluice_messages::custody::{CLASSES, UNIT};
-use sluice_protocol::limits;
+use sluice_protocol::{field::AccessFlags, limits};
 use space::AddressSpace;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -183,6 +185,8 @@ pub(crate) struct Memory<S, M> {
     /// Pools that are not full: device, group, size class, address.
     open: BTreeSet<(i32, u32, PoolSize, u64)>,
     groups: BTreeMap<u32, Group>,
+    /// The access of other devices to the memory of a group and device.
+    peers: BTreeMap<(u32, i32), BTreeMap<i32, AccessFlags>>,
     kept: Kept,
     /// Idle bytes per device, and the last value that the source received.
     idle: BTreeMap<i32, (u64, u64)>,
@@ -214,6 +218,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             pools: BTreeMap::new(),
             open: BTreeSet::new(),
             groups: BTreeMap::new(),
+            peers: BTreeMap::new(),
             kept: Kept::new(),
             idle: BTreeMap::new(),
             is_watched: false,
@@ -289,15 +294,15 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         if let Some(kept) = self.take_kept(group, device, bytes) {
             return Ok(kept);
         }
-        let (at, chunks) = self.take_range(device, bytes)?;
+        let (at, chunks) = self.take_range(group, device, bytes)?;
         self.count_reserved(group, bytes, true);
         Ok((at, AllocationPlace::Large { chunks, bytes }))
     }
 
     /// Takes new chunks for `bytes`, a multiple of the unit, and maps them at adjacent addresses.
-    fn take_range(&mut self, device: i32, bytes: u64) -> Result<(u64, Vec<Chunk>), Code> {
+    fn take_range(&mut self, group: u32, device: i32, bytes: u64) -> Result<(u64, Vec<Chunk>), Code> {
         let chunks = self.take_chunks(device, bytes)?;
-        match self.map_side_by_side(device, bytes, &chunks) {
+        match self.map_side_by_side((device, Some(group)), bytes, &chunks) {
             Ok(at) => Ok((at, chunks)),
             Err(failed) => {
                 chunks.into_iter().for_each(|chunk| self.source.give(chunk));
@@ -349,12 +354,19 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         if self.drop_idle(device, u64::MAX) > 0 { self.source.take(device, UNIT) } else { result }
     }
 
-    /// Maps chunks at free, adjacent addresses of `bytes`, with access for their device.
-    fn map_side_by_side(&mut self, device: i32, bytes: u64, chunks: &[Chunk]) -> Result<u64, Code> {
+    /// Maps chunks at free, adjacent addresses of `bytes`, with access for their device and for the peers of their group, if they
+    /// belong to one.
+    fn map_side_by_side(
+        &mut self,
+        (device, group): (i32, Option<u32>),
+        bytes: u64,
+        chunks: &[Chunk],
+    ) -> Result<u64, Code> {
         let at = self.space.take(bytes).ok_or(code::OUT_OF_MEMORY)?;
         let mapped = self.map_chunks(at, bytes, chunks);
         let allowed = mapped.and_then(|()| {
-            let allowed = self.mapper.allow(at, bytes, device, READ_WRITE);
+            let own = self.mapper.allow(at, bytes, device, READ_WRITE);
+            let allowed = own.and_then(|()| self.allow_peers(group, device, at, bytes));
             if allowed.is_err() && !self.unmap_chunks(at, bytes, chunks) {
                 return Err(code::UNKNOWN);
             }
@@ -459,7 +471,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     fn new_pool(&mut self, group: u32, device: i32, size: PoolSize) -> Result<(u64, ChunkPool), Code> {
         let others = self.open.range((device, group, size, 0)..=(device, group, size, u64::MAX)).count();
         let chunk = self.take_smaller(device, pool::class(size, others))?;
-        match self.map_side_by_side(device, chunk.bytes, core::slice::from_ref(&chunk)) {
+        match self.map_side_by_side((device, Some(group)), chunk.bytes, core::slice::from_ref(&chunk)) {
             Ok(at) => {
                 self.count_reserved(group, chunk.bytes, true);
                 Ok((at, ChunkPool::new(chunk, size, group)))

@@ -72,8 +72,11 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         let chunks = self.source.open(device, shared.share)?;
         let all: u64 = chunks.iter().map(|chunk| chunk.bytes).sum();
         let inside = bytes > 0 && shared.offset.checked_add(bytes).is_some_and(|end| end <= all);
-        let mapped =
-            if inside { self.map_side_by_side(device, all, &chunks) } else { Err(code::INVALID_VALUE) };
+        let mapped = if inside {
+            self.map_side_by_side((device, None), all, &chunks)
+        } else {
+            Err(code::INVALID_VALUE)
+        };
         match mapped {
             Ok(base) => {
                 let place = AllocationPlace::Opened { base, chunks, bytes: all };

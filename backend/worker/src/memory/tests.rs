@@ -19,6 +19,10 @@ struct World {
     calls: u64,
     /// True if freed memory is cleared.
     clears: bool,
+    /// The access of devices to mappings, by their addresses.
+    access: BTreeMap<(u64, i32), u32>,
+    /// The mapping to which no further device gets access.
+    closed: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -74,12 +78,20 @@ impl Mapper for Mock {
         Ok(())
     }
 
-    fn allow(&mut self, _at: u64, _bytes: u64, _device: i32, _access: u32) -> Result<(), Code> {
+    fn allow(&mut self, at: u64, bytes: u64, device: i32, access: u32) -> Result<(), Code> {
+        let mut world = self.0.borrow_mut();
+        let mappings: Vec<u64> = world.mapped.range(at..at + bytes).map(|(at, _)| *at).collect();
+        assert_eq!(mappings.first(), Some(&at), "access to whole mappings");
+        if world.closed.is_some_and(|closed| mappings.contains(&closed)) {
+            return Err(code::INVALID_DEVICE);
+        }
+        world.access.extend(mappings.into_iter().map(|at| ((at, device), access)));
         Ok(())
     }
 
     fn unmap(&mut self, at: u64, bytes: u64) -> Result<(), Code> {
         self.0.borrow_mut().calls += 1;
+        self.0.borrow_mut().access.retain(|(mapping, _), _| *mapping != at);
         let unmapped = self.0.borrow_mut().mapped.remove(&at);
         assert_eq!(unmapped.map(|(_, mapped)| mapped), Some(bytes));
         Ok(())
@@ -140,6 +152,70 @@ fn large_allocation_is_one_range_of_many_chunks() {
     memory.recall(0, 1);
     assert!(mock.0.borrow().chunks.is_empty());
     assert_eq!(memory.space.ranges(), [(BASE, WINDOW)]);
+}
+
+/// The number of mappings to which a device has an access.
+fn reached(mock: &Mock, device: i32, access: u32) -> usize {
+    mock.0.borrow().access.iter().filter(|((_, of), held)| *of == device && **held == access).count()
+}
+
+// Promise: C114
+#[test]
+fn peer_reaches_memory_of_now_and_of_later_until_its_access_ends() {
+    let (mut memory, mock) = memory(256 * MIB);
+    let (small, large) = (memory.allocate(0, 100).unwrap(), memory.allocate(0, 36 * MIB).unwrap());
+    memory.allocate(1, 4 * MIB).unwrap();
+    memory.allocate_in(3, 0, 100).unwrap();
+    assert_eq!(reached(&mock, 1, READ_WRITE), 2, "its own memory");
+    memory.set_peer(0, 0, 1, AccessFlags::ReadWrite).unwrap();
+    assert_eq!(
+        reached(&mock, 1, READ_WRITE),
+        2 + 4,
+        "the pool chunk, and the three chunks of the large allocation"
+    );
+    let later = memory.allocate(0, 2 * MIB).unwrap();
+    assert_eq!(reached(&mock, 1, READ_WRITE), 2 + 5);
+    memory.free(large).unwrap();
+    memory.free(later).unwrap();
+    assert_eq!(reached(&mock, 1, READ_WRITE), 2 + 1);
+    memory.set_peer(0, 0, 1, AccessFlags::None).unwrap();
+    assert_eq!((reached(&mock, 1, READ_WRITE), reached(&mock, 1, 0)), (2, 1));
+    memory.free(small).unwrap();
+    memory.allocate(0, 6 * MIB).unwrap();
+    assert_eq!(reached(&mock, 1, READ_WRITE), 2, "memory of later");
+    assert_eq!(memory.set_peer(0, 0, 0, AccessFlags::ReadWrite), Err(code::INVALID_DEVICE), "itself");
+}
+
+// Promise: C114
+#[test]
+fn access_of_a_peer_to_a_pool_covers_that_pool_and_kept_memory_of_it() {
+    let (mut memory, mock) = memory(256 * MIB);
+    memory.allocate(0, 100).unwrap();
+    memory.set_threshold(3, 0, u64::MAX).unwrap();
+    let kept = memory.allocate_in(3, 0, 2 * MIB).unwrap();
+    memory.free(kept).unwrap();
+    memory.set_peer(3, 0, 1, AccessFlags::Read).unwrap();
+    assert_eq!(reached(&mock, 1, 1), 1, "kept memory");
+    memory.allocate_in(3, 0, 100).unwrap();
+    assert_eq!(reached(&mock, 1, 1), 2);
+    assert_eq!(
+        memory.set_peer(3, 1, 0, AccessFlags::Read),
+        Err(code::INVALID_VALUE),
+        "another device's pool"
+    );
+    assert_eq!(memory.set_peer(limits::POOLS, 0, 1, AccessFlags::Read), Err(code::INVALID_VALUE));
+}
+
+#[test]
+fn access_of_a_peer_that_fails_in_part_is_taken_back() {
+    let (mut memory, mock) = memory(256 * MIB);
+    memory.allocate(0, 100).unwrap();
+    let last = memory.allocate(0, 2 * MIB).unwrap();
+    mock.0.borrow_mut().closed = Some(last);
+    assert_eq!(memory.set_peer(0, 0, 1, AccessFlags::ReadWrite), Err(code::INVALID_DEVICE));
+    assert_eq!((reached(&mock, 1, READ_WRITE), reached(&mock, 1, 0)), (0, 1));
+    memory.allocate(0, 4 * MIB).unwrap();
+    assert_eq!(reached(&mock, 1, READ_WRITE), 0, "memory of later");
 }
 
 #[test]

@@ -145,7 +145,8 @@ impl ModuleHelper {
     ) -> Result<(), Code> {
         // The caller is the primary context, as the call names it.
         let (_, device) = caller.ok_or(code::INVALID_CONTEXT)?;
-        let context = args.primary;
+        let context = Some(args.primary).filter(|context| context.primary).ok_or(code::INVALID_CONTEXT)?;
+        let context = context.context;
         let known = self.greens.descriptors.get(args.descriptor as usize);
         let known =
             known.filter(|known| known.device == device && !known.ended).ok_or(code::INVALID_VALUE)?;

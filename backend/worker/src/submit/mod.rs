@@ -112,6 +112,16 @@ pub(crate) enum Operation {
         from: (DeviceRange, u64),
         rows: Rows,
     },
+    /// A copy between devices, by contexts of theirs.
+    MemcpyPeer {
+        to: (DeviceRange, Handle),
+        from: (DeviceRange, Handle),
+    },
+    Memcpy2dPeer {
+        to: (DeviceRange, u64, Handle),
+        from: (DeviceRange, u64, Handle),
+        rows: Rows,
+    },
     /// A copy from or to an array.
     ArrayCopy(ArrayCopy),
     Memset {
@@ -211,6 +221,8 @@ impl Operation {
             Operation::ArrayCopy(copy) => sized(9, volume(copy)),
             Operation::WriteValue { to, .. } => sized(8, to.bytes()),
             Operation::Barrier { .. } => sized(10, 1),
+            Operation::MemcpyPeer { to, .. } => sized(11, to.0.bytes()),
+            Operation::Memcpy2dPeer { rows, .. } => sized(12, area(rows)),
             Operation::GraphLaunch { executable, nodes } => {
                 Some(WorkKind::new(*executable, u64::from(*nodes)))
             }
@@ -544,10 +556,13 @@ impl Submitter {
             Operation::Launch(_) | Operation::GraphLaunch { .. } => self.time.launch(device),
             Operation::MemcpyHtod { to, .. } => self.time.copy(device, to.bytes()),
             Operation::MemcpyDtoh { to, .. } => self.time.copy(device, to.bytes()),
-            Operation::MemcpyDtod { to, .. } => self.time.copy(device, to.bytes()),
+            Operation::MemcpyDtod { to, .. } | Operation::MemcpyPeer { to: (to, _), .. } => {
+                self.time.copy(device, to.bytes());
+            }
             Operation::Memcpy2dHtod { rows, .. }
             | Operation::Memcpy2dDtoh { rows, .. }
-            | Operation::Memcpy2dDtod { rows, .. } => self.time.copy(device, area(rows)),
+            | Operation::Memcpy2dDtod { rows, .. }
+            | Operation::Memcpy2dPeer { rows, .. } => self.time.copy(device, area(rows)),
             Operation::ArrayCopy(copy) => self.time.copy(device, volume(copy)),
             Operation::Nothing
             | Operation::Memset { .. }
@@ -577,6 +592,8 @@ impl Submitter {
             Operation::Memcpy2dHtod { to, from, rows } => driver.memcpy_2d_htod(to, from, rows, stream),
             Operation::Memcpy2dDtoh { to, from, rows } => driver.memcpy_2d_dtoh(to, from, rows, stream),
             Operation::Memcpy2dDtod { to, from, rows } => driver.memcpy_2d_dtod(to, from, rows, stream),
+            Operation::MemcpyPeer { to, from } => driver.memcpy_peer(to, from, stream),
+            Operation::Memcpy2dPeer { to, from, rows } => driver.memcpy_2d_peer(to, from, rows, stream),
             Operation::ArrayCopy(copy) => driver.memcpy_box(&copy.into(), stream),
             Operation::Memset { to, element, value, rows } => driver.memset(to, element, value, rows, stream),
             Operation::WriteValue { to, value } => driver.write_value(to, value, stream),

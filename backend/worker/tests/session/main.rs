@@ -16,6 +16,7 @@ mod host_calls;
 mod linker;
 mod memory;
 mod modules;
+mod peers;
 mod scrub;
 mod softgpu;
 mod stream_values;

@@ -47,6 +47,9 @@ struct BlockMapping {
     ending: bool,
 }
 
+/// The access to read and write (`CUmemAccess_flags`).
+pub(crate) const READ_WRITE: u32 = 3;
+
 /// The access that a device is to have.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockAccess {

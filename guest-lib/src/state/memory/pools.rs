@@ -79,6 +79,8 @@ pub(crate) struct Pools {
 #[derive(Default)]
 struct PoolsState {
     pools: BTreeMap<u64, MemoryPool>,
+    /// The access of other devices to the memory of a pool: 1 to read, 3 to read and write.
+    access: BTreeMap<(u64, i32), u32>,
     /// The pool of `cuMemAllocAsync`, if it is not the device's own.
     current: BTreeMap<i32, u64>,
     /// Numbers in use so far, and numbers of destroyed pools, the oldest in front.
@@ -211,6 +213,7 @@ impl Pools {
                 *state.pools.get(&handle).filter(|pool| !pool.is_default).ok_or(Error::INVALID_VALUE)?;
             state.pools.remove(&handle);
             state.current.retain(|_, current| *current != handle);
+            state.access.retain(|(of, _), _| *of != handle);
             pool
         };
         if pool.is_imported() {
@@ -219,6 +222,16 @@ impl Pools {
         session.post(0, None, &wire::pool_end::Args { pool: pool.number })?;
         self.lock().ended.push_back(pool.number);
         Ok(())
+    }
+
+    /// The access of another device to the memory of a pool; 0 for none.
+    pub(crate) fn access(&self, handle: u64, device: i32) -> u32 {
+        self.lock().access.get(&(handle, device)).copied().unwrap_or(0)
+    }
+
+    /// Records the access that the host has set.
+    pub(crate) fn set_access(&self, handle: u64, device: i32, access: u32) {
+        self.lock().access.insert((handle, device), access);
     }
 
     /// Changes a pool's settings.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::devices::valid_context_flags;
-use crate::context::{self, CONTEXTS, Context, current_core};
+use crate::context::{self, CONTEXTS, Context, Core, current_core};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::graphs::GRAPHS;
 use crate::green_contexts::refuse_captures;
 use crate::images::IMAGES;
 use crate::stream::{self, PRIORITIES};
-use crate::{ending, gpu};
+use crate::{ending, gpu, peers};
 
 /// The bit of the numbers of green contexts.
 const GREEN: u64 = 1 << 63;
@@ -90,11 +90,11 @@ fn limit_bound(limit: i32) -> Option<u64> {
     }
 }
 
-/// A peer of the current context: another living context.
-fn peer(handle: u64) -> Result {
+/// The current context and another living one.
+fn pair(handle: u64) -> Result<[Arc<Core>; 2]> {
     let core = current_core()?;
     let other = CONTEXTS.get(handle)?.core()?;
-    if other.id == core.id { Err(Error::INVALID_CONTEXT) } else { Ok(()) }
+    if other.id == core.id { Err(Error::INVALID_CONTEXT) } else { Ok([core, other]) }
 }
 
 calls! {
@@ -164,18 +164,17 @@ calls! {
 
     fn cuCtxSynchronize_v2(handle: u64) { synchronize(&*named(handle)?) }
 
-    // No GPU reaches the memory of another: `cuDeviceCanAccessPeer` answers that.
     fn cuCtxEnablePeerAccess(handle: u64, flags: u32) {
         if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }
-        peer(handle)?;
-        Err(Error::PEER_ACCESS_UNSUPPORTED)
+        let [core, other] = pair(handle)?;
+        peers::enable(&core, &other)
     }
 
     fn cuCtxDisablePeerAccess(handle: u64) {
-        peer(handle)?;
-        Err(Error::PEER_ACCESS_NOT_ENABLED)
+        let [core, other] = pair(handle)?;
+        peers::disable(&core, &other)
     }
 
     fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use sluice_cuda_frontend::atomics;
+use sluice_cuda_frontend::{atomics, links};
 use sluice_cuda_images::{Limits, Texel};
 
 use crate::attributes::{self, CONSTANT_BYTES};
@@ -13,6 +13,7 @@ use crate::gpu::{self, VisibleGpu};
 use crate::graphs::GRAPHS;
 use crate::images::IMAGES;
 use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
+use crate::peers;
 use crate::primary::Primary;
 use crate::process::driver;
 
@@ -90,21 +91,17 @@ calls! {
     }
 
     fn cuDeviceCanAccessPeer(answer: Out<i32>, device: i32, peer: i32) {
-        gpu::at(device)?;
-        gpu::at(peer)?;
-        answer.set(0)
+        let (gpu, peer) = (gpu::at(device)?, gpu::at(peer)?);
+        answer.set(i32::from(peers::reaches(gpu, peer)))
     }
 
-    fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: i32, device: i32, peer: i32) {
-        gpu::at(device)?;
-        gpu::at(peer)?;
-        if device == peer {
+    fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: u32, device: i32, peer: i32) {
+        let (gpu, peer) = (gpu::at(device)?, gpu::at(peer)?);
+        if gpu.ordinal == peer.ordinal {
             return Err(Error::INVALID_DEVICE);
         }
-        if !(1..=7).contains(&attribute) {
-            return Err(Error::INVALID_VALUE);
-        }
-        value.set(0)
+        let answer = links::attribute(attribute, peers::reaches(gpu, peer), 0);
+        value.set(answer.ok_or(Error::INVALID_VALUE)?)
     }
 
     fn cuDeviceGetHostAtomicCapabilities(capabilities: Out<u32>, operations: In<u32>, count: u32, device: i32) {

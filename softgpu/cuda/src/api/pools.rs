@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::gpu::{self, VisibleGpu};
 use crate::graphs::{GRAPHS, keep_until_reached};
-use crate::memory::{BlockKind, Name, Named, POOLS, POSIX_FD, Pool, SharedPool, descriptor};
+use crate::memory::{BlockKind, Name, Named, POOLS, POSIX_FD, Pool, Scope, SharedPool, descriptor};
+use crate::peers;
 use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::{Implicit, target};
 
@@ -176,6 +177,32 @@ fn set_attribute(pool: &Arc<Pool>, number: i32, value: In<c_void>) -> Result {
     Ok(())
 }
 
+/// Sets the access of a GPU to a pool: 0 none, 1 read, 3 read and write.
+fn set_access(pool: &Pool, gpu: &'static VisibleGpu, access: u32) -> Result {
+    if !matches!(access, 0 | 1 | 3) {
+        return Err(Error::INVALID_VALUE);
+    }
+    let owner = gpu::at(pool.device())?;
+    // The owning device always has access.
+    if gpu.ordinal == owner.ordinal {
+        return if access == 3 { Ok(()) } else { Err(Error::INVALID_VALUE) };
+    }
+    if !peers::reaches(gpu, owner) {
+        return Err(Error::INVALID_DEVICE);
+    }
+    // Memory of another process is accessed by its own device only.
+    if pool.is_imported() {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    let scope = Scope::Pool(pool.handle);
+    let narrows = owner.space.peer_access(scope, gpu.ordinal) & !access != 0;
+    owner.space.set_peer(scope, (gpu.ordinal, gpu.space), access);
+    if narrows {
+        gpu.space.running.wait();
+    }
+    Ok(())
+}
+
 calls! {
     fn cuMemPoolCreate(place: Out<u64>, properties: In<PoolProperties>) {
         place.required()?;
@@ -268,20 +295,18 @@ calls! {
     fn cuMemPoolSetAccess(pool: u64, descriptions: In<Access>, count: usize) {
         let pool = POOLS.get(pool)?;
         for description in descriptions.list(count)? {
-            // The owning device always has access. Other devices never do: there is no peer access.
-            if description.location.gpu()?.ordinal != pool.device() {
-                return Err(Error::INVALID_DEVICE);
-            }
-            if description.flags != 3 {
-                return Err(Error::INVALID_VALUE);
-            }
+            set_access(&pool, description.location.gpu()?, description.flags)?;
         }
         Ok(())
     }
 
     fn cuMemPoolGetAccess(flags: Out<u32>, pool: u64, location: In<MemLocation>) {
         let (pool, gpu) = (POOLS.get(pool)?, location.get()?.gpu()?);
-        flags.set(if gpu.ordinal == pool.device() { 3 } else { 0 })
+        flags.set(if gpu.ordinal == pool.device() {
+            3
+        } else {
+            gpu::at(pool.device())?.space.peer_access(Scope::Pool(pool.handle), gpu.ordinal)
+        })
     }
 
     fn cuDeviceGetDefaultMemPool(place: Out<u64>, device: i32) { default_pool(place, device) }

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::gpu::{self, VisibleGpu};
 use crate::memory::{MEMORY, POSIX_FD, Space, export, release};
+use crate::peers;
 
 /// `CUmemLocation`.
 #[derive(Debug, Clone, Copy)]
@@ -135,6 +136,11 @@ calls! {
         let space = gpu_of(address)?.space;
         for description in descriptions.list(count)? {
             let gpu = description.location.gpu()?;
+            for owner in space.devices_in(address, bytes)? {
+                if owner != gpu.ordinal && !peers::reaches(gpu, gpu::at(owner)?) {
+                    return Err(Error::INVALID_DEVICE);
+                }
+            }
             space.set_access(address, bytes, (gpu.ordinal, gpu.space), description.flags)?;
         }
         Ok(())

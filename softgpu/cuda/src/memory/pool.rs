@@ -276,6 +276,7 @@ impl Pool {
         self.pools.space.trim_pool(self.handle, keep);
         if self.ended.load(Ordering::Acquire) && lock(&self.pending).is_empty() && self.reserved() == 0 {
             lock(&self.pools.all).remove(&self.handle);
+            self.pools.space.forget_pool(self.handle);
         }
     }
 }

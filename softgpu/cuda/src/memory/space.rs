@@ -14,6 +14,7 @@ use super::arena::FirstFit;
 use super::book::{Book, HeapChunk, Home};
 use super::host;
 use super::pages::{map, unmap};
+use super::peers::Peer;
 use super::{ALIGNMENT, Block, BlockKind, HostFlags, Maker, MappingTable, Running};
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -28,6 +29,8 @@ pub(crate) struct Space {
     policy: MemoryPolicy,
     lacks: Vec<Lack>,
     pub(super) book: Mutex<Book>,
+    /// The GPUs that have access to memory of this one.
+    pub(super) peers: Mutex<Vec<Peer>>,
     pub(crate) table: MappingTable,
     pub(crate) running: Running,
     ids: AtomicU64,
@@ -41,6 +44,7 @@ impl Space {
             policy,
             lacks: lacks.to_vec(),
             book: Mutex::new(Book::new(window)),
+            peers: Mutex::default(),
             table: MappingTable::default(),
             running: Running::default(),
             ids: AtomicU64::new(1),
@@ -96,7 +100,7 @@ impl Space {
     /// Enters a block of device memory for a context.
     pub(super) fn enter(&self, book: &mut Book, maker: Maker, block: Block) {
         if self.policy == MemoryPolicy::Strict {
-            self.table.insert(block.range(), true, true);
+            self.show(Home::of(&block), block.range());
         }
         book.blocks.insert(block.start, Block { maker, ..block });
     }
@@ -132,7 +136,7 @@ impl Space {
     /// Reuses a block that was freed in a stream for a block of the same size.
     pub(super) fn adopt_pool_block(&self, maker: Maker, old: &Block, bytes: u64) {
         if self.policy == MemoryPolicy::Strict {
-            self.table.remove(old.start);
+            self.hide(Home::of(old), old.start);
         }
         let block = Block { bytes, pool: old.pool, ..self.block(old.start, BlockKind::Pool) };
         self.enter(&mut lock(&self.book), maker, block);
@@ -159,12 +163,12 @@ impl Space {
             }
             let whole = self.policy == MemoryPolicy::Mmu;
             if whole {
-                self.table.remove(start);
+                self.hide(home, start);
             }
             // Operations that start later cannot find the pages; running ones may have found them.
-            if !self.running.is_idle() {
+            if !self.is_unused(home) {
                 if whole {
-                    self.table.insert(start..start + bytes, true, true);
+                    self.show(home, start..start + bytes);
                 }
                 return;
             }
@@ -197,7 +201,7 @@ impl Space {
         let arena = shared.then(|| FirstFit::new(bytes));
         book.chunks.insert(start, HeapChunk { pages, bytes, arena, home });
         if self.policy == MemoryPolicy::Mmu {
-            self.table.insert(start..start + bytes, true, true);
+            self.show(home, start..start + bytes);
         }
         Ok(start)
     }
@@ -243,7 +247,7 @@ impl Space {
         let rounded = block.bytes.next_multiple_of(ALIGNMENT);
         let strict = self.policy == MemoryPolicy::Strict;
         if strict {
-            self.table.remove(block.start);
+            self.hide(Home::of(block), block.start);
         }
         let mut book = lock(&self.book);
         let Some((start, chunk)) = book.chunks.range_mut(..=block.start).next_back() else { return };
@@ -256,14 +260,14 @@ impl Space {
         }
         let Some(chunk) = book.chunks.remove(&start) else { return };
         if !strict {
-            self.table.remove(start);
+            self.hide(chunk.home, start);
         }
         // An entry keeps the addresses occupied until they are unmapped, so that no new block gets them.
         let bytes = chunk.bytes;
         let ending = HeapChunk { pages: Arc::clone(&chunk.pages), bytes, arena: None, home: chunk.home };
         book.chunks.insert(start, ending);
         drop(book);
-        self.running.wait();
+        self.wait_for_users(chunk.home);
         unmap(start, bytes);
         lock(&self.book).chunks.remove(&start);
         drop(chunk);
@@ -329,10 +333,9 @@ impl Space {
         lock(&self.book).is_device_range(range)
     }
 
-    /// True if a copy or a fill may access a range: all of it is accessible and, in the heap, a part of one allocation.
-    pub(crate) fn permits(&self, range: &Range<u64>, write: bool) -> bool {
-        self.table.spans().covers(range, write)
-            && (range.is_empty() || lock(&self.book).keeps_to_a_block(range))
+    /// False for a range that begins in the heap of this GPU and is not a part of one allocation there.
+    pub(crate) fn keeps_to_a_block(&self, range: &Range<u64>) -> bool {
+        range.is_empty() || lock(&self.book).keeps_to_a_block(range)
     }
 
     /// True if a block lies in a range.

@@ -71,6 +71,12 @@ impl MappingTable {
         });
     }
 
+    /// Returns the ranges of entries that begin in a range.
+    pub(super) fn within(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        inner.entries.range(range.clone()).map(|(start, entry)| *start..entry.end).collect()
+    }
+
     /// Returns the present table.
     pub(crate) fn spans(&self) -> Arc<Spans> {
         if let Some(spans) = &self.inner.read().unwrap_or_else(PoisonError::into_inner).spans {

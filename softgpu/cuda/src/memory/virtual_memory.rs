@@ -1,7 +1,7 @@
 //! The virtual-memory API: reservations, physical memory, mappings and access.
 #![expect(unsafe_code, reason = "borrows descriptors that callers guarantee to be open")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -172,6 +172,13 @@ impl Space {
             }
         }
         Ok(())
+    }
+
+    /// The ordinals of the devices whose memory the mappings have that exactly fill a range.
+    pub(crate) fn devices_in(&self, start: u64, bytes: u64) -> Result<BTreeSet<i32>> {
+        let book = lock(&self.book);
+        let starts = whole_mappings(&book.mappings, start, bytes)?;
+        Ok(starts.iter().filter_map(|start| Some(book.mappings.get(start)?.device)).collect())
     }
 
     /// `cuMemSetAccess` for the GPU of an ordinal; the book of the range may belong to another GPU's space.

@@ -65,6 +65,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("ipc_events", "Events that two processes share."),
     program("ipc_pools", "Memory of pools that two processes share."),
     program("ipc", "Device memory that two processes share."),
+    program("peers", "Two devices that reach each other's memory, if the machine has two."),
     program("mandelbrot", "A picture."),
     program("neighbour", "Results that no other process may change."),
     program("hold", "A context and memory, held until the end."),
