@@ -1,11 +1,8 @@
-//! `sluiced` without any privilege, and its launcher as a service of its own. The test is the service manager of both. Device, worker
+//! `sluiced` without any privilege or sight of other users' processes, and its launcher as a service of its own. The test is the service manager of both. Device, worker
 //! and arbiter are stand-ins.
 
 use std::{
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::process::CommandExt as _,
-    },
+    os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
@@ -26,6 +23,7 @@ use rustix::{
     process::Signal,
 };
 use serde_json::{Value, json};
+use sluice_api::http;
 use sluice_kit::{
     processes::{is_alive, signal, wait_gone, watch},
     service_manager::ServiceManager,
@@ -43,6 +41,8 @@ use sluice_runtime::process::Identity;
 const USER: u32 = 4_100_000;
 /// Users for the processes that the launcher starts.
 const USERS: &str = "4000000:64";
+/// Mounts a `/proc` without processes of other users, as `ProtectProc=invisible` does for the service.
+const HIDE: &str = "mount -t proc -o hidepid=invisible proc /proc";
 /// Period of the checks of the played service manager.
 const CHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
@@ -51,6 +51,8 @@ struct LauncherService {
     path: PathBuf,
     process: Arc<Mutex<Option<Child>>>,
     stop: Arc<AtomicBool>,
+    /// True while no launcher is started.
+    away: Arc<AtomicBool>,
     manager: Option<JoinHandle<()>>,
 }
 
@@ -66,7 +68,8 @@ impl LauncherService {
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o660);
         std::fs::set_permissions(&path, permissions).expect("a mode");
         let (process, stop) = (Arc::<Mutex<Option<Child>>>::default(), Arc::<AtomicBool>::default());
-        let (shared, stopped) = (Arc::clone(&process), Arc::clone(&stop));
+        let away = Arc::<AtomicBool>::default();
+        let (shared, stopped, is_away) = (Arc::clone(&process), Arc::clone(&stop), Arc::clone(&away));
         let manager = thread::spawn(move || {
             while !stopped.load(Ordering::SeqCst) {
                 let mut polled = [PollFd::new(&listener, PollFlags::IN)];
@@ -74,13 +77,13 @@ impl LauncherService {
                 let mut process = shared.lock().expect("unpoisoned");
                 let runs =
                     process.as_mut().is_some_and(|process| process.try_wait().expect("a child").is_none());
-                if called && !runs {
+                if called && !runs && !is_away.load(Ordering::SeqCst) {
                     let socket = listener.try_clone().expect("a copy");
                     *process = Some(command().stdin(Stdio::from(socket)).spawn().expect("a launcher"));
                 }
             }
         });
-        Self { path, process, stop, manager: Some(manager) }
+        Self { path, process, stop, away, manager: Some(manager) }
     }
 
     /// A new connection to the launcher.
@@ -140,6 +143,11 @@ impl Services {
             sluice_skip::skip("needs root, and users from 4000000");
             return None;
         }
+        let hides = Command::new("unshare").args(["--mount", "sh", "-c", HIDE]).status();
+        if !hides.is_ok_and(|status| status.success()) {
+            sluice_skip::skip("no /proc without processes of other users can be mounted");
+            return None;
+        }
         let Some(cgroup) = cgroup_directory(test).map(Cgroup) else {
             sluice_skip::skip("no cgroup v2 directory can be made");
             return None;
@@ -188,8 +196,10 @@ impl Services {
     }
 
     fn sluiced(&self) -> DaemonBuilder<'_> {
-        let mut command = self.manager.command(SLUICED);
-        command.uid(USER).gid(USER);
+        let script =
+            format!("{HIDE} && exec setpriv --reuid {USER} --regid {USER} --clear-groups {SLUICED:?} \"$@\"");
+        let mut command = self.manager.command("unshare");
+        command.args(["--mount", "sh", "-c", &script, "sluiced"]);
         let options = self.options.lock().expect("unpoisoned").clone();
         let state = self.place.directory.path().join("state");
         DaemonBuilder::new(&self.place, command)
@@ -295,6 +305,37 @@ fn launcher_that_is_killed_ends_no_session_of_a_sluiced_without_privilege() {
     assert_eq!(place.post(7, "fence", &json!({})).status, 200);
     wait_gone(&worker);
     wait_gone(&second);
+    services.end(daemon);
+}
+
+/// A VM whose device ends while there is no launcher gets another one when the launcher is back, and does not fail meanwhile.
+// Promise: F95
+#[test]
+fn vm_that_loses_its_device_waits_for_an_absent_launcher() {
+    let Some(services) = Services::new("absent-service") else { return };
+    let place = &services.place;
+    let daemon = services.sluiced().serve();
+    place.make_direct([7]);
+    let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
+    let before = pid_of_value(&place.vm(7)["device_process"]);
+    let device = watch(before).expect("a process");
+    services.launcher.away.store(true, Ordering::SeqCst);
+    services.launcher.kill();
+    signal(&device, Signal::KILL);
+    wait_gone(&device);
+    wait_gone(&worker);
+    let waits = || {
+        let path = "/v1/events?follow=false&after=0.0";
+        let mut answer = http::request(&place.run().join("api.sock"), "GET", path, None).expect("an answer");
+        std::iter::from_fn(|| answer.line(64 << 10).ok().flatten()).any(|line| line.contains("device-waits"))
+    };
+    assert!(until(waits, |waits| *waits), "no event says that the VM waits");
+    assert_ne!(place.vm(7)["state"], "failed");
+
+    services.launcher.away.store(false, Ordering::SeqCst);
+    let now = until(|| place.vm(7)["device_process"].clone(), |now| now.is_u64() && *now != json!(before));
+    assert!(now.is_u64(), "no other device: {now}");
+    place.front(7).open(2);
     services.end(daemon);
 }
 

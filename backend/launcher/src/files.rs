@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     io::{self, Read as _},
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -118,6 +118,7 @@ impl DriverFiles {
         let user = rustix::process::geteuid().as_raw();
         let state = state.unwrap_or_else(|| format!("/dev/shm/sluice-softgpu-{user}").into());
         make_present(&state)?;
+        check_owner(&state)?;
         Ok(Self::Software { library, state })
     }
 
@@ -369,6 +370,18 @@ fn make_present(directory: &Path) -> io::Result<()> {
     }
 }
 
+/// Checks that only this user and root can replace the files of a directory: in `/dev/shm`, another user may have made it first, and its
+/// files are the memory of all VMs.
+fn check_owner(directory: &Path) -> io::Result<()> {
+    let metadata = std::fs::symlink_metadata(directory)?;
+    let own = rustix::process::geteuid().as_raw();
+    if metadata.is_dir() && [0, own].contains(&metadata.uid()) {
+        return Ok(());
+    }
+    let path = directory.display();
+    Err(io::Error::other(format!("the software GPU's {path} is no directory of this user or of root")))
+}
+
 /// The entries of a directory; none if it does not exist.
 fn read_present(directory: &Path) -> io::Result<Vec<PathBuf>> {
     match std::fs::read_dir(directory) {
@@ -413,6 +426,26 @@ mod tests {
             .unwrap();
         let driver = DriverFiles::of(place.path().join("libnvidia-ml.so.1"), None).unwrap();
         assert!(matches!(driver, DriverFiles::Nvidia { manages: true, .. }));
+    }
+
+    // Promise: F88
+    #[test]
+    fn software_gpu_in_a_directory_of_another_user_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let library = place.path().join("libsoftgpu_cuda.so");
+        std::fs::write(&library, "").unwrap();
+        let of = |state: &Path| {
+            DriverFiles::of(library.clone(), Some(state.to_owned())).map_err(|e| e.to_string())
+        };
+        let state = place.path().join("state");
+        assert!(matches!(of(&state), Ok(DriverFiles::Software { .. })), "a directory that it makes itself");
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(&state, &link).unwrap();
+        assert!(of(&link).is_err_and(|error| error.contains("is no directory of this user or of root")));
+        if std::os::unix::fs::chown(&state, Some(1), None).is_err() {
+            return sluice_skip::skip("only root can give a directory to another user");
+        }
+        assert!(of(&state).is_err_and(|error| error.contains("is no directory of this user or of root")));
     }
 
     #[test]

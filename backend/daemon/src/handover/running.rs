@@ -61,6 +61,13 @@ pub(crate) enum LaunchError {
     Socket(#[from] io::Error),
 }
 
+impl LaunchError {
+    /// True if another launcher may soon answer the same request.
+    pub(crate) const fn is_away(&self) -> bool {
+        matches!(self, LaunchError::NoService { .. } | LaunchError::Gone | LaunchError::Late)
+    }
+}
+
 /// A process that the launcher has started for a request.
 #[derive(Debug)]
 pub(crate) struct Started {

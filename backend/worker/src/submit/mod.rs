@@ -8,6 +8,7 @@ pub(crate) mod completion;
 mod cost;
 pub(crate) mod event_clock;
 pub(crate) mod fences;
+mod handover;
 pub(crate) mod host_calls;
 pub(crate) mod local;
 pub(crate) mod queue;

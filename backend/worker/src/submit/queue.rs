@@ -15,6 +15,7 @@ use crate::{
     session::{ReplyTo, Session},
     submit::{
         Operation, Payload, Submitter, Work,
+        handover::{HandedOver, Handover, QueuedItem, SubmitStep},
         local::{Local, LocalMemory},
         time::{AdmissionWait, Time},
     },
@@ -22,10 +23,7 @@ use crate::{
 use core::time::Duration;
 use sluice_driver::{Code, Driver, Handle, LaunchAttribute, code};
 use sluice_messages::custody::Growth;
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::Arc;
 
 /// An item that must not overtake earlier posted work.
 #[derive(Debug)]
@@ -46,9 +44,8 @@ pub(crate) enum QueueItem {
     Module(Box<ModuleJob>),
 }
 
-impl QueueItem {
-    /// The stream slot of an item of a stream.
-    const fn slot(&self) -> Option<u32> {
+impl QueuedItem for QueueItem {
+    fn slot(&self) -> Option<u32> {
         match self {
             QueueItem::Work(work, ..) | QueueItem::Growing(work, ..) => Some(work.target.slot),
             QueueItem::Mark(slot) => Some(*slot),
@@ -72,23 +69,9 @@ impl QueueItem {
 /// Limit on queued bytes. At it the dispatcher reads no further, and the guest's ring fills up.
 const WAITING_BYTES: usize = 16 << 20;
 
-#[derive(Debug, Default)]
-struct Waiting {
-    items: VecDeque<QueueItem>,
-    bytes: usize,
-    /// Here while the submitter thread may use it, and until the dispatcher takes it back.
-    submitter: Option<Box<Submitter>>,
-    /// The submitter thread holds the submitter.
-    submitting: bool,
-    /// True if the queue has items of more than one stream.
-    mixed: bool,
-}
-
-impl Waiting {
-    /// The submitter, if no work is queued and the submitter thread neither holds it nor needs it.
-    fn hand_back(&mut self) -> Option<Box<Submitter>> {
-        let done = self.items.is_empty() && !self.submitting;
-        if done { self.submitter.take_if(|submitter| !submitter.is_stuck()) } else { None }
+impl HandedOver for Box<Submitter> {
+    fn is_stuck(&self) -> bool {
+        Submitter::is_stuck(self)
     }
 }
 
@@ -96,19 +79,13 @@ impl Waiting {
 #[derive(Debug)]
 pub(crate) struct SubmitQueue {
     time: Arc<Time>,
-    waiting: Mutex<Waiting>,
-    changed: Condvar,
+    handover: Handover<Box<Submitter>, QueueItem>,
     pub(crate) local: LocalMemory,
 }
 
 impl SubmitQueue {
     pub(crate) fn new(time: Arc<Time>) -> SubmitQueue {
-        SubmitQueue {
-            time,
-            waiting: Mutex::new(Waiting::default()),
-            changed: Condvar::new(),
-            local: LocalMemory::default(),
-        }
+        SubmitQueue { time, handover: Handover::new(WAITING_BYTES), local: LocalMemory::default() }
     }
 
     /// The devices' time accounting.
@@ -117,49 +94,28 @@ impl SubmitQueue {
         &self.time
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Queues an item, together with the submitter if the dispatcher has it. Waits only if too much is queued.
     #[cold]
     pub(crate) fn queue(&self, submitter: &mut Option<Box<Submitter>>, item: QueueItem) {
-        let mut waiting = self.lock();
-        if let Some(lent) = submitter.take() {
-            waiting.submitter = Some(lent);
-        }
-        while waiting.bytes > WAITING_BYTES {
-            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-        }
-        waiting.bytes += item.bytes();
-        waiting.mixed |= waiting.items.back().is_some_and(|last| last.slot() != item.slot());
-        waiting.items.push_back(item);
-        self.changed.notify_all();
+        self.handover.queue(submitter, item);
     }
 
     /// Lends the submitter to the submitter thread, which may wait for work without a marker.
     #[cold]
     pub(crate) fn lend(&self, submitter: &mut Option<Box<Submitter>>) {
-        self.lock().submitter = submitter.take();
-        self.changed.notify_all();
+        self.handover.lend(submitter);
     }
 
     /// The submitter, if the submitter thread no longer uses it.
     #[cold]
     pub(crate) fn take_back(&self) -> Option<Box<Submitter>> {
-        self.lock().hand_back()
+        self.handover.take_back()
     }
 
     /// As [`SubmitQueue::take_back`], but waits up to `limit` for the submitter thread to finish, because its last work can be
     /// seen to end a moment before it releases the submitter. Does not wait for queued work.
     pub(crate) fn take_back_soon(&self, limit: Duration) -> Option<Box<Submitter>> {
-        let waiting = self.lock();
-        let just_submitting = |waiting: &mut Waiting| waiting.submitting && waiting.items.is_empty();
-        let (mut waiting, _) = self
-            .changed
-            .wait_timeout_while(waiting, limit, just_submitting)
-            .unwrap_or_else(PoisonError::into_inner);
-        waiting.hand_back()
+        self.handover.take_back_soon(limit)
     }
 
     /// The submitter thread.
@@ -170,73 +126,51 @@ impl SubmitQueue {
         helper: &Helper,
         memory_source: &MemorySource,
     ) {
-        let (mut current, mut wait) = (Current::default(), AdmissionWait::default());
-        let mut waiting = self.lock();
+        let (mut current, mut wait, mut admitted) = (Current::default(), AdmissionWait::default(), false);
         loop {
-            if let Some(mut submitter) = waiting.submitter.take_if(|submitter| submitter.is_stuck()) {
-                waiting.submitting = true;
-                drop(waiting);
-                submitter.settle(&mut current);
-                waiting = self.lock();
-                waiting.submitting = false;
-                waiting.submitter = Some(submitter);
-                self.changed.notify_all();
-            }
-            if waiting.items.is_empty() || waiting.submitter.is_none() {
-                waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let mixed = waiting.mixed;
-            let Waiting { items, submitter, .. } = &mut *waiting;
-            if let Some(QueueItem::Work(work, ..) | QueueItem::Growing(work, ..)) = items.front()
-                && let Some(submitter) = submitter
-                && !submitter.admits(work)
-            {
-                let device = work.target.device;
+            let mut device = 0;
+            let next = self.handover.next(|submitter, item| {
+                let (QueueItem::Work(work, ..) | QueueItem::Growing(work, ..)) = item else { return true };
+                if admitted || submitter.admits(work) {
+                    return true;
+                }
+                device = work.target.device;
                 // The submitter thread waits for the end of the work in flight, and nothing else would mark that work.
                 submitter.mark(&mut current);
                 submitter.announce();
-                drop(waiting);
-                let admitted = self.time.wait(device, mixed, &mut wait);
-                waiting = self.lock();
-                if !admitted {
-                    continue;
+                false
+            });
+            match next {
+                SubmitStep::Settle(mut submitter) => {
+                    submitter.settle(&mut current);
+                    self.handover.give_back(submitter);
+                }
+                SubmitStep::Refused { mixed } => admitted = self.time.wait(device, mixed, &mut wait),
+                SubmitStep::Perform { mut submitter, item, last } => {
+                    (wait, admitted) = (AdmissionWait::default(), false);
+                    if last {
+                        self.time.rest();
+                    }
+                    match item {
+                        QueueItem::Growing(work, attributes, parameters, local) => {
+                            let payload = Payload { attributes: &attributes, parameters: &parameters };
+                            let result = self.grow(session, memory_source, &work, &local, |operation| {
+                                submitter.submit(&mut current, &Work { operation, ..work }, payload)
+                            });
+                            session.conclude_work(work.reply, result);
+                        }
+                        item => perform(item, &mut submitter, &mut current, driver, session, helper),
+                    }
+                    if last {
+                        submitter.mark(&mut current);
+                        submitter.announce();
+                    }
+                    self.handover.give_back(submitter);
                 }
             }
-            wait = AdmissionWait::default();
-            let (item, submitter) = (waiting.items.pop_front(), waiting.submitter.take());
-            let (Some(item), Some(mut submitter)) = (item, submitter) else { continue };
-            waiting.bytes -= item.bytes();
-            waiting.submitting = true;
-            let last = waiting.items.is_empty();
-            if last {
-                waiting.mixed = false;
-                self.time.rest();
-            }
-            drop(waiting);
-            match item {
-                QueueItem::Growing(work, attributes, parameters, local) => {
-                    let payload = Payload { attributes: &attributes, parameters: &parameters };
-                    let result = self.grow(session, memory_source, &work, &local, |operation| {
-                        submitter.submit(&mut current, &Work { operation, ..work }, payload)
-                    });
-                    session.conclude_work(work.reply, result);
-                }
-                item => perform(item, &mut submitter, &mut current, driver, session, helper),
-            }
-            if last {
-                submitter.mark(&mut current);
-                submitter.announce();
-            }
-            waiting = self.lock();
-            waiting.submitting = false;
-            waiting.submitter = Some(submitter);
-            self.changed.notify_all();
         }
     }
-}
 
-impl SubmitQueue {
     /// Submits work with a grant of each device on which the driver may take local memory. Refused work keeps its place in its
     /// stream.
     fn grow(

@@ -1,22 +1,34 @@
 //! The process of a VM's device: adopted or started, served, and ended.
 
 use super::{DeviceProcess, KILLED, Vm, VmError, VmPhase, socket_name};
-use std::{collections::BTreeMap, os::fd::AsFd as _, rc::Rc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    os::fd::AsFd as _,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use sluice_messages::control::{ToDevice, ToLauncher};
 use sluice_runtime::rate::TokenBucket;
 use tokio::{
     sync::watch,
     task::{JoinSet, spawn_local},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
-use crate::{handover::running::Started, records::state::adoption::DeviceRecord, spec::VmSpec};
+use crate::{
+    handover::running::{LaunchError, Started},
+    records::state::adoption::DeviceRecord,
+    spec::VmSpec,
+};
 
 /// Devices of one VM that may end in a row before the VM fails.
 const RESTARTS: u32 = 3;
 /// Restarts per second in the long run.
 const RESTART_RATE: f64 = 0.1;
+/// Time for which a VM that has lost its device waits for an absent launcher before it fails, and the time between two tries.
+const AWAY: Duration = Duration::from_secs(600);
+const AGAIN: Duration = Duration::from_secs(1);
 
 impl Vm {
     /// Serves the VM until `stop` is set: starts its device, restarts it if it ends, and answers it.
@@ -28,9 +40,10 @@ impl Vm {
         let mut restarts = TokenBucket::new(RESTART_RATE, RESTARTS, Instant::now());
         let result = loop {
             // The futures of start and end are in boxes: each VM would otherwise always have the size of the largest.
-            let device_process = match Box::pin(self.start_device()).await {
-                Ok(device_process) => device_process,
-                Err(reason) => break Err(VmError::Device { vm, reason }),
+            let device_process = match self.start_device_again(&mut stop).await {
+                Ok(Some(device_process)) => device_process,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(VmError::Device { vm, reason: error.to_string() }),
             };
             self.phase.send_replace(VmPhase::Running);
             spawn_local(Rc::clone(&self).warm_up(Rc::clone(&device_process)));
@@ -87,7 +100,31 @@ impl Vm {
         Some(device_process)
     }
 
-    pub(super) async fn start_device(&self) -> Result<Rc<DeviceProcess>, String> {
+    /// Starts the device. If the VM had one before, this waits for an absent launcher, at most for [`AWAY`]; the journal has it.
+    /// `None` if `stop` is set meanwhile.
+    async fn start_device_again(
+        &self,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<Option<Rc<DeviceProcess>>, LaunchError> {
+        let (vm, had_one, began) = (self.id(), self.phase() == VmPhase::Running, Instant::now());
+        let mut told = false;
+        loop {
+            let error = match Box::pin(self.start_device()).await {
+                Err(error) if had_one && error.is_away() && began.elapsed() < AWAY => error,
+                started => return started.map(Some),
+            };
+            if !core::mem::replace(&mut told, true) {
+                tracing::warn!(vm, %error, "the VM has no device until the launcher is back");
+                self.tell("device-waits", format!("{error}; it is started once the launcher is back"));
+            }
+            tokio::select! {
+                () = sleep(AGAIN) => {}
+                _ = stop.wait_for(|stop| *stop) => return Ok(None),
+            }
+        }
+    }
+
+    async fn start_device(&self) -> Result<Rc<DeviceProcess>, LaunchError> {
         if let Some(device_process) = self.adopt_device().await {
             *self.device_process.borrow_mut() = Some(Rc::clone(&device_process));
             return Ok(device_process);
@@ -95,7 +132,7 @@ impl Vm {
         let VmSpec { id: vm, scanouts, direct, fixed_arena, .. } = self.spec.get();
         let fixed_arena = fixed_arena.unwrap_or(0);
         let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct, fixed_arena };
-        let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
+        let started = self.launching.start(request).await?;
         tracing::info!(vm, process = started.process.number(), "started the device");
         self.launching.fd_store().keep(&socket_name(vm), started.socket.as_fd());
         let record = DeviceRecord {
@@ -105,7 +142,7 @@ impl Vm {
             sessions: BTreeMap::new(),
         };
         self.launching.adoption().note(|all| _ = all.devices.insert(vm, record));
-        let device_process = DeviceProcess::new(started).map_err(|error| error.to_string())?;
+        let device_process = DeviceProcess::new(started)?;
         *self.device_process.borrow_mut() = Some(Rc::clone(&device_process));
         Ok(device_process)
     }
