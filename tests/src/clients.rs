@@ -237,6 +237,29 @@ pub fn skewed_runtime() -> Result<PathBuf> {
     })
 }
 
+/// A program that calls cuFFT (`tests/clients/transform.cu`), and the folder of cuFFT's library.
+///
+/// # Errors
+/// When cuFFT is neither in the cache nor can be downloaded, or the compiler does not accept the program.
+pub fn transforms() -> Result<(PathBuf, PathBuf)> {
+    const WHEEL: &str = "nvidia-cufft==12.5.0.14";
+    let cufft = wheels::install("cufft", "cuFFT", &[WHEEL])?.join("nvidia/cu13");
+    let toolkit = Toolkit::fetch()?;
+    let folder = paths::workspace().join("tests");
+    let (source, common) = (folder.join("clients/transform.cu"), folder.join("programs/check.h"));
+    let _lock = paths::cache_lock("clients")?;
+    let built = paths::cache()?.join("clients");
+    fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
+    let way = format!("{}{WHEEL}", toolchain::identity_12());
+    let program = programs::cached(&built, "transforms", &[&source, &common], &way, |unfinished| {
+        let headers = format!("-I{}", cufft.join("include").display());
+        let library = format!("-Xlinker={}", cufft.join("lib/libcufft.so.12").display());
+        let flags = ["-O2", "-std=c++17", STATIC, PTX_AND_CODE, &headers, &library];
+        toolkit.compile_with(&flags, &source, unfinished)
+    })?;
+    Ok((program, cufft.join("lib")))
+}
+
 /// The same program built by clang for the runtime of CUDA 12.9, in a folder laid out like a toolkit.
 ///
 /// # Errors

@@ -172,6 +172,45 @@ fn variables_of_the_driver_have_the_same_effect_natively_and_remoted() -> Result
     Ok(())
 }
 
+// Promise: C100
+#[test]
+fn devices_are_chosen_by_numbers_and_names_natively_and_remoted() -> Result<()> {
+    // The same devices in all runs, because their names are made with them.
+    let state = tempfile::tempdir_in("/dev/shm").context("a folder for devices")?;
+    let client = Client::new(program("device_query")?)
+        .argument("names")
+        .on_small_devices()
+        .set("SLUICE_SOFTGPU_STATE", state.path())
+        .set("SLUICE_SOFTGPU_SCALE", "256")
+        .set("SLUICE_SOFTGPU_DEVICES", "3");
+    let seen = |variable: &'static str, value: &str| -> Result<Vec<String>> {
+        let printed = client.clone().set(variable, value).passes_both_ways().context(value.to_owned())?;
+        Ok(printed.lines().filter(|line| *line != "PASS").map(str::to_owned).collect())
+    };
+    let all = seen("CUDA_DEVICE_ORDER", "PCI_BUS_ID")?;
+    let [first, second, third] = all.as_slice() else { anyhow::bail!("three devices expected: {all:?}") };
+    for (list, expected) in [
+        ("2,0".to_owned(), vec![third, first]),
+        (format!("GPU-{second},GPU-{first}"), vec![second, first]),
+        (format!("GPU-{}", &third[..13]), vec![third]),
+        (format!("1,GPU-{first},7,2"), vec![second, first]),
+        (format!("GPU-{second},none,0"), vec![second]),
+    ] {
+        let chosen = seen("CUDA_VISIBLE_DEVICES", &list)?;
+        ensure!(chosen.iter().eq(expected.iter().copied()), "{list}: {chosen:?} of {all:?}");
+    }
+    Ok(())
+}
+
+/// On a device whose atomic operations on host memory are not atomic for the host, calls that move managed memory are refused.
+// Promise: C124
+#[test]
+fn managed_memory_without_concurrent_access_is_neither_prefetched_nor_given_to_a_device() -> Result<()> {
+    let program = program("managed")?;
+    Client::new(&program).passes_both_ways()?;
+    Client::new(&program).set("SLUICE_SOFTGPU_LACKS", "host-atomics").passes_both_ways().map(drop)
+}
+
 /// A runtime that sees any property differently from the answer at its start must refuse to work; otherwise the tests
 /// above would prove nothing.
 // Promise: C10
@@ -254,6 +293,48 @@ fn programs_built_by_clang_compute() -> Result<()> {
     Ok(())
 }
 
+/// A program of the oldest runtime, which loads its image by another way than newer ones.
+// Promise: C10, C125
+#[test]
+#[ignore = "for the full tier: downloads a toolkit of CUDA 11.8"]
+fn program_of_the_oldest_runtime_computes() -> Result<()> {
+    let (libraries, built) =
+        match (OLDEST_RUNTIME.libraries(), Build::with_shared_runtime(Release::Cuda11).path()) {
+            (Ok(libraries), Ok(built)) => (libraries, built),
+            (Err(error), _) | (_, Err(error)) => {
+                sluice_skip::skip(&format!("no program of CUDA 11.8 here: {error:#}"));
+                return Ok(());
+            }
+        };
+    for devices in ["1", "2"] {
+        let client = Client::new(&built)
+            .set("LD_LIBRARY_PATH", &libraries)
+            .set("SLUICE_SOFTGPU_DEVICES", devices)
+            .on_small_devices();
+        let printed = client.passes_both_ways()?;
+        ensure!(
+            printed.starts_with("runtime 11080, ") && printed.contains(&format!(" {devices} device(s)")),
+            "{printed}"
+        );
+    }
+    Ok(())
+}
+
+// Promise: C127
+#[test]
+#[ignore = "for the full tier: downloads 220 MB of cuFFT"]
+fn transforms_of_cufft_are_the_same_natively_and_remoted() -> Result<()> {
+    match clients::transforms() {
+        Ok((built, libraries)) => {
+            Client::new(built).set("LD_LIBRARY_PATH", libraries).passes_both_ways().map(drop)
+        }
+        Err(error) => {
+            sluice_skip::skip(&format!("no cuFFT here: {error:#}"));
+            Ok(())
+        }
+    }
+}
+
 fn python(script: &str) -> Result<Client> {
     let packages = clients::python_packages()?;
     Ok(Client::new(&packages.python)
@@ -293,33 +374,6 @@ fn cupy_computes() -> Result<()> {
 /// On a device of its own, whose memory no other test takes while two answers are compared.
 // Promise: G10, G11
 #[test]
-/// A program of the oldest runtime, which loads its image by another way than newer ones.
-// Promise: C10, C125
-#[test]
-#[ignore = "for the full tier: downloads a toolkit of CUDA 11.8"]
-fn program_of_the_oldest_runtime_computes() -> Result<()> {
-    let (libraries, built) =
-        match (OLDEST_RUNTIME.libraries(), Build::with_shared_runtime(Release::Cuda11).path()) {
-            (Ok(libraries), Ok(built)) => (libraries, built),
-            (Err(error), _) | (_, Err(error)) => {
-                sluice_skip::skip(&format!("no program of CUDA 11.8 here: {error:#}"));
-                return Ok(());
-            }
-        };
-    for devices in ["1", "2"] {
-        let client = Client::new(&built)
-            .set("LD_LIBRARY_PATH", &libraries)
-            .set("SLUICE_SOFTGPU_DEVICES", devices)
-            .on_small_devices();
-        let printed = client.passes_both_ways()?;
-        ensure!(
-            printed.starts_with("runtime 11080, ") && printed.contains(&format!(" {devices} device(s)")),
-            "{printed}"
-        );
-    }
-    Ok(())
-}
-
 fn monitors_agree_with_the_driver() -> Result<()> {
     let packages = clients::monitors()?;
     let state = tempfile::tempdir_in("/dev/shm").context("a folder for a device")?;

@@ -41,6 +41,8 @@ pub trait Hooks: Sync {
     fn context_id(&self, context: usize) -> Result<u64, u32>;
     /// Loads an image into the current context, as `cuModuleLoadData` does. Returns the module.
     fn load_module(&self, image: pointers::In<u8, u32>) -> Result<usize, u32>;
+    /// Returns the functions of a module, in the order of `cuModuleEnumerateFunctions`.
+    fn functions(&self, module: usize) -> Result<Vec<usize>, u32>;
     /// Returns the visible devices in ordinal order.
     fn devices(&self) -> &[DeviceIdentity];
     /// Returns the result of `cuDriverGetVersion`.
@@ -112,6 +114,7 @@ pub fn get(uuid: [u8; 16]) -> Option<*const c_void> {
         TOOLS_CONTEXT => TOOLS_CONTEXT_TABLE.address(),
         CUBLAS => CUBLAS_TABLE.address(),
         CUPTI => CUPTI_TABLE.address(),
+        MODULE_FUNCTIONS => MODULE_FUNCTIONS_TABLE.address(),
         MONITOR if HOOKS.get().is_some_and(|hooks| hooks.monitor().is_some()) => MONITOR_TABLE.address(),
         _ => {
             if let Some(hooks) = HOOKS.get() {
@@ -135,6 +138,7 @@ pub const fn name(uuid: [u8; 16]) -> Option<&'static str> {
         TOOLS_CONTEXT => "tools context",
         CUBLAS => "unnamed, used by cuBLASLt",
         CUPTI => "CUPTI",
+        MODULE_FUNCTIONS => "functions of modules",
         MONITOR => "Sluice, for a management library",
         RUNTIME_OPTIONAL => "unnamed, optional to the runtime",
         NVRTC_CACHE => "NVRTC cache",
@@ -174,6 +178,9 @@ pub const TOOLS_CONTEXT: [u8; 16] = id(0x21318c60_9714_3248_8ca6_41ff7324c8f2);
 pub const CUBLAS: [u8; 16] = id(0x1734dc26_800d_4745_8726_c0f1e7dd8bca);
 /// Without this table CUPTI recurses without end.
 pub const CUPTI: [u8; 16] = id(0x7cb63f9b_9ca4_8e42_a484_beb66e6aed7f);
+
+/// The functions of a module, for cuFFT, which makes no plan without them.
+pub const MODULE_FUNCTIONS: [u8; 16] = id(0x6e163fbe_b958_444d_835c_e182aff1991e);
 
 /// Our own, for the management library that belongs to the driver. Slot 0 is the table's size; every function returns a
 /// `CUresult`, and none needs a context:
@@ -253,6 +260,8 @@ static CONTEXT_CHECKS_TABLE: FunctionTable<15> =
 static TOOLS_CONTEXT_TABLE: FunctionTable<95> = FunctionTable::new(&[(4, context_id as *const c_void)]);
 static CUBLAS_TABLE: FunctionTable<64> = FunctionTable::new(&[]);
 static CUPTI_TABLE: FunctionTable<64> = FunctionTable::new(&[]);
+static MODULE_FUNCTIONS_TABLE: FunctionTable<64> =
+    FunctionTable::new(&[(7, module_functions as *const c_void)]);
 static MONITOR_TABLE: FunctionTable<7> = FunctionTable::new(&[
     (1, monitor_devices as *const c_void),
     (2, monitor_device as *const c_void),
@@ -420,6 +429,30 @@ extern "C" fn small_callback_buffer(address: Out<*mut c_void>, length: Out<usize
 
 extern "C" fn current_context(context: Out<usize>) -> u32 {
     with_hooks(|hooks| context.set(hooks.current_context()))
+}
+
+/// Called for a function, behind the pointer that the caller of [`module_functions`] passes.
+type FunctionVisitor = unsafe extern "C" fn(data: *mut c_void, function: usize);
+
+/// Passes each function of a module to `visitor`, which must match [`FunctionVisitor`], with `data`. Returns their number, as cuFFT
+/// expects: 0 if there are none, or none can be found.
+extern "C" fn module_functions(
+    _context: usize,
+    module: usize,
+    visitor: Option<FunctionVisitor>,
+    data: *mut c_void,
+) -> u32 {
+    let mut functions = Vec::new();
+    let listed = with_hooks(|hooks| {
+        functions = hooks.functions(module)?;
+        Ok(())
+    });
+    let Some(visitor) = visitor.filter(|_| listed == 0) else { return 0 };
+    for function in &functions {
+        // SAFETY: the caller passes a function of this type, to be called with its pointer and the functions of the module.
+        unsafe { visitor(data, *function) };
+    }
+    u32::try_from(functions.len()).unwrap_or(0)
 }
 
 /// Called with the context, the key and the value when the context ends.

@@ -47,6 +47,9 @@ impl Hooks for Driver {
     fn load_module(&self, image: In<u8, u32>) -> Result<usize, u32> {
         if image.address() == 0xbad { Err(200) } else { Ok(image.address() as usize + 1) }
     }
+    fn functions(&self, module: usize) -> Result<Vec<usize>, u32> {
+        if module == 0xbad { Err(400) } else { Ok(vec![module + 1, module + 2]) }
+    }
     fn devices(&self) -> &[DeviceIdentity] {
         &self.devices
     }
@@ -121,6 +124,7 @@ const SERVED: &[([u8; 16], usize, &[usize])] = &[
     (tables::TOOLS_CONTEXT, 95, &[4]),
     (tables::CUBLAS, 64, &[]),
     (tables::CUPTI, 64, &[]),
+    (tables::MODULE_FUNCTIONS, 64, &[7]),
     (tables::MONITOR, 7, &[1, 2, 3, 4, 5, 6]),
 ];
 
@@ -226,6 +230,33 @@ fn module_slot_loads_the_image_of_an_old_runtime_and_refuses_unknown_arguments()
     assert_eq!(module, 0x101);
 }
 
+extern "C" fn visit(seen: *mut Vec<usize>, function: usize) {
+    // SAFETY: the test passes its own list.
+    unsafe { &mut *seen }.push(function);
+}
+
+// Promise: C127
+#[test]
+fn functions_of_a_module_are_visited_in_order_and_counted() {
+    type Visitor = extern "C" fn(*mut Vec<usize>, usize);
+    type Visit = unsafe extern "C" fn(usize, usize, Option<Visitor>, *mut Vec<usize>) -> u32;
+    // SAFETY: the slot has this type.
+    let enumerate: Visit = unsafe { std::mem::transmute(slot(tables::MODULE_FUNCTIONS, 7)) };
+    let mut seen = Vec::new();
+    for (module, visitor, expected) in
+        [(0x100, Some(visit as Visitor), 2), (0xbad, Some(visit as Visitor), 0), (0x100, None, 0)]
+    {
+        // SAFETY: the visitor takes a pointer to this list.
+        assert_eq!(unsafe { enumerate(1, module, visitor, &raw mut seen) }, expected, "{module:#x}");
+    }
+    assert_eq!(seen, [0x101, 0x102]);
+    FORKED.set(true);
+    // SAFETY: as above.
+    assert_eq!(unsafe { enumerate(1, 0x100, Some(visit), &raw mut seen) }, 0);
+    FORKED.set(false);
+    assert_eq!(seen.len(), 2);
+}
+
 #[test]
 fn panic_of_the_driver_fails_the_call_and_does_not_end_the_program() {
     let mut context = 7_usize;
@@ -275,7 +306,9 @@ fn callback_buffers_are_zero_and_keep_their_address() {
 #[test]
 fn every_slot_of_a_forked_process_returns_not_initialized() {
     FORKED.set(true);
-    for &(uuid, _, served) in SERVED {
+    // One slot returns a number instead of a code.
+    let all = SERVED.iter().filter(|(uuid, ..)| *uuid != tables::MODULE_FUNCTIONS);
+    for &(uuid, _, served) in all {
         for &number in served {
             assert_eq!(
                 call(uuid, number, 0_usize, 0_usize, 0_usize),

@@ -219,6 +219,15 @@ pub(crate) fn cuModuleEnumerateFunctions(_: Call, functions: Out<u64>, room: c_u
     Ok(())
 }
 
+/// All functions of a module.
+pub(super) fn functions(module: u64) -> Result<Vec<u64>> {
+    let process = process::get()?;
+    let context = context_for(process, module)?;
+    let ProcessState { session, arena, modules, .. } = process;
+    let count = modules.function_count(session, context, module)?;
+    (0..count).map(|index| Ok(modules.function_at(session, arena, context, module, index)?.raw())).collect()
+}
+
 pub(crate) fn cuModuleGetGlobal_v2(
     _: Call,
     address: Out<u64>,

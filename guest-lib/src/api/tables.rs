@@ -38,6 +38,11 @@ impl Hooks for Shim {
         super::module::load_plain(image.address()).map(handle).map_err(|Error(code)| code)
     }
 
+    fn functions(&self, module: usize) -> Result<Vec<usize>, u32> {
+        let functions = super::module::functions(module as u64).map_err(|Error(code)| code)?;
+        Ok(functions.into_iter().map(handle).collect())
+    }
+
     fn devices(&self) -> &[DeviceIdentity] {
         match process::connect() {
             Ok(process) => process.devices.identities(),

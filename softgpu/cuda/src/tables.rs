@@ -51,6 +51,11 @@ impl Hooks for Answers {
         module::load_plain(image.with_errors()).map(number).map_err(|error| code(Err(error)))
     }
 
+    fn functions(&self, module: usize) -> Result<Vec<usize>, u32> {
+        let functions = module::functions(module as u64).map_err(|error| code(Err(error)))?;
+        Ok(functions.into_iter().map(number).collect())
+    }
+
     fn devices(&self) -> &[DeviceIdentity] {
         process::driver().map_or(&[], |driver| &driver.identities)
     }
