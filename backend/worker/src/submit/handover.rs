@@ -94,7 +94,7 @@ impl<S: HandedOver, I: QueuedItem> Handover<S, I> {
         self.changed.notify_all();
     }
 
-    /// Queues an item, together with the submitter if the dispatcher has it. QueuedItem only if too much is queued.
+    /// Queues an item, together with the submitter if the dispatcher has it. Waits only if too much is queued.
     pub(super) fn queue(&self, submitter: &mut Option<S>, item: I) {
         let mut state = self.lock();
         if let Some(lent) = submitter.take() {
@@ -150,7 +150,7 @@ impl<S: HandedOver, I: QueuedItem> Handover<S, I> {
         state
     }
 
-    /// QueuedItem for the submitter thread's next step. `admits` is true if the first item may be submitted now.
+    /// Waits for the submitter thread's next step. `admits` is true if the first item may be submitted now.
     pub(super) fn next(&self, mut admits: impl FnMut(&mut S, &I) -> bool) -> SubmitStep<S, I> {
         let mut state = self.lock();
         loop {
