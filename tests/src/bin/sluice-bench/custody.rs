@@ -5,7 +5,7 @@ use crate::{
     measure::{Samples, lower},
     turns::{Client, gather},
 };
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use sluice_tests::{
     direct::TIMEOUT,
     paths::Binaries,
@@ -17,7 +17,7 @@ use std::{
     path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Number of rounds of row and yardstick.
@@ -43,6 +43,9 @@ pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> 
     }
     if wanted("neighbour/call-during-kills") {
         rows.push(neighbour(binaries, me)?);
+    }
+    if wanted("session/warm") {
+        rows.push(warm_start(binaries, me)?);
     }
     if wanted("custody/ledger-decision") {
         rows.push(arbiter::decisions()?);
@@ -87,6 +90,31 @@ fn neighbour(binaries: &Binaries, me: &Path) -> Result<Row> {
         }
     }
     Ok(lower("neighbour/call-during-kills", "us", 1e-3, &kills, "in peace", &peace))
+}
+
+/// The time of `cuInit` in a new process of a VM that has a warm worker, against the start of a process that does nothing.
+fn warm_start(binaries: &Binaries, me: &Path) -> Result<Row> {
+    let mut options = Options::with_limits(512, &[128]);
+    options.arguments = vec!["--warm-workers".to_owned()];
+    let tenants = Tenants::start(binaries, &options)?;
+    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        // The worker of the round before has ended by then, and the next one waits.
+        while tenants.processes("sluice-worker")?.len() != 1 || !tenants.workers(1)?.is_empty() {
+            ensure!(begun.elapsed() < TIMEOUT, "no worker waits");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // It starts its driver.
+        std::thread::sleep(Duration::from_millis(50));
+        let started = tenants.run(1, me, &["start"])?;
+        ensure!(started.status.success(), "a new process could not start a session: {}", started.status);
+        own.push(started.stdout.trim().parse().context("nanoseconds")?);
+        yardstick.time(1, || {
+            assert!(Command::new("true").status().is_ok_and(|status| status.success()), "cannot start true")
+        });
+    }
+    Ok(lower("session/warm", "ms", 1e-6, &own, "process start", &yardstick))
 }
 
 /// `cuMemAlloc` and `cuMemFree` by size.
