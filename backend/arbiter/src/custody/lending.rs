@@ -109,7 +109,7 @@ impl Custody {
                 self.want_escrow(ancestor, bytes, now);
                 return Attempt::Wait;
             }
-            Err(LendRefusal::Capacity) if self.moves() => return Attempt::Wait,
+            Err(LendRefusal::Capacity) if self.moves() || self.comes_back(None) => return Attempt::Wait,
             Err(LendRefusal::Capacity) => return Attempt::No(code::OUT_OF_MEMORY),
         }
         match self.chunks.clean_for(vm, class) {
@@ -217,6 +217,7 @@ impl Custody {
         let larger = Class::ALL.into_iter().filter(|other| *other <= class);
         self.chunks.dirty_for(vm, class).is_some()
             || self.moves()
+            || self.comes_back(None)
             || self.scrubs()
             || self.ending.iter().any(|(_, id)| self.workers.get(id).is_some_and(|w| !w.imported.is_empty()))
             || larger.clone().any(|larger| {

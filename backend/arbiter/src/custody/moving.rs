@@ -21,6 +21,8 @@ use sluice_messages::{control::ArbiterEvent, custody::UNIT};
 const MOVED: usize = 32;
 /// Milliseconds after which memory that does not come back is reported.
 const REPORTED: Millis = 3_000;
+/// Milliseconds for which requests wait for such memory: a driver may give the memory of an ended process back late.
+const COMES_BACK: Millis = 5_000;
 
 impl Custody {
     /// True if memory can be made lendable to every VM without a worker giving more back.
@@ -100,6 +102,14 @@ impl Custody {
             self.touched.insert(vm);
         }
         self.forget_leaving();
+    }
+
+    /// True if memory of this VM, or of any, left custody just now and no known process has it, so that it may come back soon.
+    pub(super) fn comes_back(&self, vm: Option<VmKey>) -> bool {
+        let now = self.growth.now();
+        let soon =
+            |kept: &KeptMemory| kept.importers.is_empty() && now.saturating_sub(kept.since) < COMES_BACK;
+        self.kept.iter().any(|kept| soon(kept) && vm.is_none_or(|vm| vm == kept.vm))
     }
 
     /// Ends charges for kept memory as far as the unit has more than it had without it; reports the others. If several VMs keep

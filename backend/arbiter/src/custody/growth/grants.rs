@@ -89,15 +89,15 @@ impl Custody {
         }
     }
 
-    /// True if memory of a VM's drivers is about to be free, because a worker has ended or is being ended, or may be seen to be
-    /// free by the next look.
+    /// True if memory of a VM is about to be free, because a worker has ended or is being ended, or may be seen to be free by the
+    /// next look.
     pub(in crate::custody) fn leaves(&mut self, vm: VmKey) -> bool {
         let in_doubt = self.figures_judge
             && self.workers_of(vm).any(|worker| {
                 worker.life == WorkerState::Alive && worker.returned.saturating_add(worker.reused) > 0
             });
         self.look_wanted |= in_doubt;
-        in_doubt || self.ending_of(vm).any(|worker| worker.charge() > 0)
+        in_doubt || self.comes_back(Some(vm)) || self.ending_of(vm).any(|worker| worker.charge() > 0)
     }
 
     /// True if a request waits for a look at the drivers' memory; said once.
