@@ -45,7 +45,7 @@ impl Hooks for Driver {
         if context == 0xdead { Err(709) } else { Ok(context as u64 + 5) }
     }
     fn load_module(&self, image: In<u8, u32>) -> Result<usize, u32> {
-        if image.address() == 0xbad { Err(200) } else { Ok(image.address() as usize + 1) }
+        if image.address() == 0xbad { Err(200) } else { Ok(usize::try_from(image.address()).unwrap() + 1) }
     }
     fn functions(&self, module: usize) -> Result<Vec<usize>, u32> {
         if module == 0xbad { Err(400) } else { Ok(vec![module + 1, module + 2]) }
