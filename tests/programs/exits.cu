@@ -3,6 +3,7 @@
 // A process that only asked for the driver's version uses nothing yet, and its child starts on its own.
 // Usage: exits [return | exit | thread | _exit | fork | early]     without argument: each of them in a child of its own
 #include "check.h"
+#include <atomic>
 #include <cstring>
 #include <cuda.h>
 #include <dlfcn.h>
@@ -53,7 +54,16 @@ static int way_out(const char *how) {
     }
     hold<<<1, 1, 0, held>>>(released);
     CHECK(cudaGetLastError());
-    for (int i = 0; i < 4; i++) std::thread([held] { cudaStreamSynchronize(held); }).detach();
+    static std::atomic<int> ready{0};
+    for (int i = 0; i < 4; i++) {
+        std::thread([held] {
+            // The runtime's first calls in a thread are over by then.
+            cudaStreamQuery(held);
+            ready++;
+            cudaStreamSynchronize(held);
+        }).detach();
+    }
+    while (ready < 4) usleep(1000);
     usleep(100000);
     if (!strcmp(how, "exit")) exit(0);
     if (!strcmp(how, "_exit")) _exit(0);
