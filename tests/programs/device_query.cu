@@ -1,9 +1,20 @@
-// Properties of the device before its first use. Memory sizes are left out: a quota changes them.
+// Properties of the device before its first use. Memory sizes are left out: a quota changes them. With an argument it prints the UUIDs of
+// all devices instead, which differ between machines.
 #include "check.h"
 
-int main() {
+int main(int argc, char **) {
     int count = 0, driver = 0, runtime = 0, attribute = 0;
     CHECK(cudaGetDeviceCount(&count));
+    if (argc > 1) {
+        for (int device = 0; device < count; device++) {
+            cudaDeviceProp properties;
+            CHECK(cudaGetDeviceProperties(&properties, device));
+            for (int i = 0; i < 16; i++)
+                printf("%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned char)properties.uuid.bytes[i]);
+            printf("\n");
+        }
+        return verdict(true);
+    }
     CHECK(cudaDriverGetVersion(&driver));
     CHECK(cudaRuntimeGetVersion(&runtime));
     printf("%d device(s), driver %d, runtime %d\n", count, driver, runtime);

@@ -1,5 +1,5 @@
 // Variables of the program that live on the device: constant, global, initialised, and an array read through a pointer.
-#include "check.h"
+#include "driver.h"
 #include <cstring>
 
 __constant__ int coefficients[8];
@@ -39,9 +39,11 @@ int main() {
     CHECK(cudaGetSymbolSize(&size, table));
     CHECK(cudaMemcpy(device_table, address, sizeof device_table, cudaMemcpyDeviceToHost));
 
-    cudaFuncAttributes attributes;
-    CHECK(cudaFuncGetAttributes(&attributes, polynomial));
-    bool constant = attributes.constSizeBytes >= sizeof coefficients + sizeof preset;
+    cudaFunction_t function;
+    int named = 0;
+    CHECK(cudaGetFuncBySymbol(&function, (const void *)polynomial));
+    MUST(cuFuncGetAttribute, &named, CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, (CUfunction)function);
+    bool constant = named >= (int)(sizeof coefficients + sizeof preset);
     printf("the kernel needs the constant variables that it names: %s\n", constant ? "yes" : "no");
 
     const float host_preset[4] = {0.5f, -1.25f, 3.0f, 1e-3f};

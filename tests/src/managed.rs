@@ -285,6 +285,14 @@ impl Host {
         run(&mut self.command(program, vm)?, TIMEOUT)
     }
 
+    /// As [`Self::run`], with the devices of `CUDA_VISIBLE_DEVICES` only.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_on(&self, program: &Path, vm: &Value, visible: &str) -> Result<Finished> {
+        run(self.command(program, vm)?.env("CUDA_VISIBLE_DEVICES", visible), TIMEOUT)
+    }
+
     /// Starts a program in a VM that allocates all memory it can get.
     ///
     /// # Errors

@@ -55,6 +55,33 @@ fn vms_get_instances_of_their_own_and_free_them_when_deleted() -> Result<()> {
     host.wait_for("the slices are free", |host| Ok(host.units()?.is_empty() && host.capacity()? == empty))
 }
 
+/// A program in a VM on an instance names it as programs on the host do, or by a unique part of that; any other name gives it no device.
+// Promise: C100
+#[test]
+fn program_names_its_instance_by_its_uuid() -> Result<()> {
+    let host = Host::start(&Options::default())?;
+    let vm = host.put("one", &json!({ "policy": "mig", "profile": "1g.10gb" }))?;
+    let units = host.units()?;
+    let uuid = units[0]["uuid"].as_str().context("a UUID")?.to_owned();
+    ensure!(uuid.starts_with("MIG-"), "{uuid}");
+    let program = programs::program("vector_add")?;
+    for (visible, is_there) in [
+        (uuid.as_str(), true),
+        (&uuid[..12], true),
+        ("0", true),
+        ("MIG-00000000-0000-0000-0000-000000000000", false),
+        ("1", false),
+        ("", false),
+    ] {
+        let ran = host.run_on(&program, &vm, visible)?;
+        let computed = ran.status.success();
+        ensure!(computed == is_there, "{visible:?}: {}\n{}\n{}", ran.status, ran.stdout, ran.stderr);
+        let error = "cudaErrorNoDevice";
+        ensure!(computed || ran.stdout.contains(error), "{visible:?}: {}\n{}", ran.stdout, ran.stderr);
+    }
+    Ok(())
+}
+
 /// While an instance is created on one GPU, which can take long, unrelated requests go on: VMs are created on another GPU, shown
 /// and deleted. A VM for the same GPU waits for it, and gets the place that was held for it.
 // Promise: P24
