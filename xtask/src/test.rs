@@ -766,7 +766,10 @@ mod tests {
         tests.extend(["a::a", "a::b", "a::c", "a::d"].map(|name| skip(name, "for the full tier")));
         tests.push(TestResult::of("a::e", Duration::ZERO, Ok(())));
         let record = Record { tests, ..Record::default() };
-        assert_eq!(cause("test a ... FAILED\n\nError: b\n\nCaused by:\n    c"), ["Error: b", "Caused by:", "    c"]);
+        assert_eq!(
+            cause("test a ... FAILED\n\nError: b\n\nCaused by:\n    c"),
+            ["Error: b", "Caused by:", "    c"]
+        );
         assert_eq!(cause("exit status: 1\nno error"), ["exit status: 1", "no error"]);
         assert_eq!(skips(&record), ["4 tests (full tier only)", "stage::fuzz, stage::miri (no compiler)"]);
     }

@@ -179,7 +179,13 @@ impl Custody {
     }
 
     /// Recalls idle chunks of a VM's workers but one. `false` if there are fewer than `bytes`.
-    pub(super) fn recall_idle(&mut self, vm: VmKey, except: Option<WorkerId>, bytes: u64, now: Millis) -> bool {
+    pub(super) fn recall_idle(
+        &mut self,
+        vm: VmKey,
+        except: Option<WorkerId>,
+        bytes: u64,
+        now: Millis,
+    ) -> bool {
         let mut missing = bytes;
         let own = except.and_then(|id| self.workers.get(&id)).map_or(0, Worker::idle);
         let others = self.ledger.account(vm).is_some_and(|account| account.idle > own);

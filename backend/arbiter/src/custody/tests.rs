@@ -1074,7 +1074,12 @@ fn growth_recalls_idle_chunks_of_all_processes_of_the_vm() {
         growing.world.custody.request(id, CustodyRequest::Give { lease }, growing.now);
     }
     growing.pass(1000);
-    assert!(growing.has(one), "{:?} {:?}", growing.refused, growing.world.custody.figures(VmKey { vm: 2, epoch: 1 }));
+    assert!(
+        growing.has(one),
+        "{:?} {:?}",
+        growing.refused,
+        growing.world.custody.figures(VmKey { vm: 2, epoch: 1 })
+    );
 }
 
 // Promise: Q20

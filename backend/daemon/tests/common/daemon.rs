@@ -33,8 +33,7 @@ impl<'a> DaemonBuilder<'a> {
         let mut this = Self { place, command };
         // The launcher would make the user's own directory of software GPUs.
         this.command.env("SLUICE_SOFTGPU_STATE", place.directory.path().join("softgpu"));
-        this
-            .args(["--runtime-dir".as_ref(), place.run().as_os_str()])
+        this.args(["--runtime-dir".as_ref(), place.run().as_os_str()])
             .args(["--libexec".as_ref(), place.libexec().as_os_str()])
             .args(["--driver".as_ref(), place.driver().as_os_str()])
             .envs([("SLUICE_LOG", log.as_str())])

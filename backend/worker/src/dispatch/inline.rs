@@ -488,8 +488,8 @@ impl Quick for Dispatcher {
         args: &wire::memory_free::Args,
     ) -> Served<wire::memory_free::Reply> {
         self.map.freed(args.address)?;
-        let freed = self.nothing_waits()
-            && self.at_hand(|memory| memory.free_at_hand(args.address.0)) == Some(true);
+        let freed =
+            self.nothing_waits() && self.at_hand(|memory| memory.free_at_hand(args.address.0)) == Some(true);
         Ok(freed.then_some(wire::memory_free::Reply {}))
     }
 

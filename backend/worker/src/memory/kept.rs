@@ -79,11 +79,18 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     fn has_idle_twin(&self, base: u64, pool: &ChunkPool) -> bool {
         let (device, group, size) = (pool.device(), pool.group(), pool.size());
         let twins = self.open.range((device, group, size, 0)..=(device, group, size, u64::MAX));
-        twins.filter(|(.., other)| *other != base).any(|(.., other)| self.pools.get(other).is_some_and(ChunkPool::is_idle))
+        twins
+            .filter(|(.., other)| *other != base)
+            .any(|(.., other)| self.pools.get(other).is_some_and(ChunkPool::is_idle))
     }
 
     /// Takes kept memory of exactly this size.
-    pub(super) fn take_kept(&mut self, group: u32, device: i32, bytes: u64) -> Option<(u64, AllocationPlace)> {
+    pub(super) fn take_kept(
+        &mut self,
+        group: u32,
+        device: i32,
+        bytes: u64,
+    ) -> Option<(u64, AllocationPlace)> {
         let list = self.kept.0.get_mut(&(group, device))?;
         let index = list.iter().rposition(|kept| kept.bytes == bytes)?;
         let KeptAllocation { at, chunks, .. } = list.swap_remove(index);

@@ -24,7 +24,7 @@ use crate::{
         fences::{InFlightFences, Marker},
         host_calls::HostCalls,
         time::{Permit, SequenceTicket, Time},
-        unmarked::{Piece, Unmarked, UnmarkedWork},
+        unmarked::{Unmarked, UnmarkedWork, WorkPiece},
     },
 };
 use sluice_cuda_abi::status;
@@ -426,14 +426,14 @@ impl Submitter {
     }
 
     /// The properties of a piece of work that decide on markers.
-    fn piece(&self, work: &Work, payload: Payload<'_>) -> Piece {
+    fn piece(&self, work: &Work, payload: Payload<'_>) -> WorkPiece {
         let operation = &work.operation;
         let is_launch = matches!(operation, Operation::Launch(_));
         // A host function of another stream that waits for the event may read gathered memory, which has the bytes only once the
         // marker of the copies was seen.
         let follows_copies = matches!(operation, Operation::Record { .. })
             && self.fences.of(work.target.slot).has_write_backs();
-        Piece {
+        WorkPiece {
             target: work.target,
             takes_time: operation.takes_time(),
             may_wait: is_launch && !payload.attributes.iter().any(LaunchAttribute::records_event),
@@ -443,7 +443,7 @@ impl Submitter {
     }
 
     /// Marks the work that must be marked before a piece is submitted.
-    fn mark_before(&mut self, current: &mut Current, piece: &Piece) {
+    fn mark_before(&mut self, current: &mut Current, piece: &WorkPiece) {
         while let Some(work) = self.unmarked.before(piece) {
             self.mark_work(current, work);
         }

@@ -1,6 +1,6 @@
 use super::{
     time::{MarkerInterval, SequenceTicket},
-    unmarked::{Piece, Unmarked},
+    unmarked::{Unmarked, WorkPiece},
     *,
 };
 use crate::session::objects::ContextRef;
@@ -47,8 +47,8 @@ fn target(slot: u32) -> WorkTarget {
     WorkTarget { slot, stream: 0, context: ContextRef { handle: 1, serial }, device: 0, order }
 }
 
-fn piece(slot: u32, kind: u8) -> Piece {
-    Piece {
+fn piece(slot: u32, kind: u8) -> WorkPiece {
+    WorkPiece {
         target: target(slot),
         takes_time: kind != 1,
         may_wait: kind > 3,
@@ -60,11 +60,11 @@ fn piece(slot: u32, kind: u8) -> Piece {
 /// The state that markers must keep right: for each stream its pieces without a marker.
 #[derive(Default)]
 struct Model {
-    streams: Vec<(u32, Vec<(u64, Piece, Option<u64>)>)>,
+    streams: Vec<(u32, Vec<(u64, WorkPiece, Option<u64>)>)>,
 }
 
 impl Model {
-    fn of(&mut self, slot: u32) -> &mut Vec<(u64, Piece, Option<u64>)> {
+    fn of(&mut self, slot: u32) -> &mut Vec<(u64, WorkPiece, Option<u64>)> {
         if let Some(at) = self.streams.iter().position(|(of, _)| *of == slot) {
             return &mut self.streams[at].1;
         }
@@ -79,7 +79,7 @@ impl Model {
         assert_eq!((work.sequence, work.pieces() as usize), (*last, pieces.len()));
     }
 
-    fn open(&self) -> impl Iterator<Item = (u32, &[(u64, Piece, Option<u64>)])> {
+    fn open(&self) -> impl Iterator<Item = (u32, &[(u64, WorkPiece, Option<u64>)])> {
         self.streams.iter().map(|(slot, pieces)| (*slot, pieces.as_slice())).filter(|(_, of)| !of.is_empty())
     }
 }

@@ -49,7 +49,7 @@ pub(super) struct UnmarkedWork {
 
 /// The properties of a piece of work that decide on markers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct WorkPiece {
     pub(super) target: WorkTarget,
     /// It may complete later than the work before it in its stream.
     pub(super) takes_time: bool,
@@ -96,7 +96,7 @@ impl Unmarked {
     }
 
     /// Removes work that must be marked before the next piece is submitted, if there is any.
-    pub(super) fn before(&mut self, next: &Piece) -> Option<UnmarkedWork> {
+    pub(super) fn before(&mut self, next: &WorkPiece) -> Option<UnmarkedWork> {
         let target = next.target;
         let mut is_open = false;
         let must = |work: &UnmarkedWork| {
@@ -119,7 +119,7 @@ impl Unmarked {
     /// ends with the same marker.
     pub(super) fn after(
         &mut self,
-        piece: &Piece,
+        piece: &WorkPiece,
         (sequence, owner): (u64, u32),
         ticket: Option<SequenceTicket>,
     ) -> Option<SequenceTicket> {
