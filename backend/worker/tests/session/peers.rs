@@ -77,7 +77,7 @@ fn forged_calls_about_peers_are_refused_and_the_session_continues() {
     assert_eq!(pool_access(&mut guest, limits::POOLS, 1, 0), INVALID_VALUE, "no such pool");
     assert_eq!(pool_access(&mut guest, 20, 1, 0), 0);
     assert_eq!(pool_access(&mut guest, 20, 0, 1), INVALID_VALUE, "a pool of the other device");
-    for unknown in [Id::new(2, 1), Id::new(1, 2), Id::new(limits::CONTEXTS, 1)] {
+    for unknown in [Id::new(2, 1), Id::new(1, 2), Id::new(limits::CONTEXTS - 1, 1)] {
         assert_eq!(enable(&mut guest, unknown), INVALID_CONTEXT);
         assert_eq!(disable(&mut guest, unknown), INVALID_CONTEXT);
     }

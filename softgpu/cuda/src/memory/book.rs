@@ -11,7 +11,7 @@ use sluice_cuda_frontend::managed::Advised;
 use softgpu_device::{Allocation, Reservation};
 
 use super::arena::FirstFit;
-use super::{Block, Name};
+use super::{Block, BlockKind, MappingTable, Name, Running};
 
 /// Pages mapped in the window for the heap.
 pub(super) struct HeapChunk {
@@ -34,6 +34,48 @@ pub(super) enum Home {
     Pool(u64),
     /// Another process.
     Imported,
+}
+
+/// Memory whose access is given as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// That of all contexts, without pools.
+    Contexts,
+    /// That of the pool with this handle.
+    Pool(u64),
+    /// That of other processes, to which no other GPU gets access.
+    Opened,
+}
+
+impl Home {
+    /// The owner of a block.
+    pub(super) fn of(block: &Block) -> Home {
+        match block.kind {
+            BlockKind::Pool => Home::Pool(block.pool),
+            BlockKind::Imported => Home::Imported,
+            BlockKind::Internal => Home::Driver,
+            _ => Home::Heap,
+        }
+    }
+
+    /// The scope of the access to its memory.
+    pub(super) fn scope(self) -> Scope {
+        match self {
+            Home::Heap | Home::Driver => Scope::Contexts,
+            Home::Pool(pool) => Scope::Pool(pool),
+            Home::Imported => Scope::Opened,
+        }
+    }
+}
+
+/// A GPU that has access to memory of another.
+#[derive(Clone, Copy)]
+pub(super) struct Peer {
+    pub(super) scope: Scope,
+    pub(super) ordinal: i32,
+    pub(super) table: &'static MappingTable,
+    pub(super) running: &'static Running,
+    pub(super) writes: bool,
 }
 
 /// Reserved addresses of the program.

@@ -27,10 +27,10 @@ mod virtual_memory;
 
 pub(crate) use arena::DeviceHeap;
 pub(crate) use block::{Block, BlockKind, Maker};
+pub(crate) use book::Scope;
 pub(crate) use host::HostFlags;
 pub(crate) use name::{Name, Named};
 pub(crate) use overhead::{Overhead, Rates};
-pub(crate) use peers::Scope;
 pub(crate) use pool::{POOLS, Pool, Pools, SharedPool};
 pub(crate) use running::Running;
 pub(crate) use space::Space;

@@ -7,49 +7,9 @@ use std::ops::Range;
 
 use softgpu_device::Lack;
 
-use super::book::Home;
-use super::{Block, BlockKind, Space};
+use super::Space;
+use super::book::{Home, Peer, Scope};
 use crate::lock::lock;
-
-/// Memory whose access is given as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scope {
-    /// That of all contexts, without pools.
-    Contexts,
-    /// That of the pool with this handle.
-    Pool(u64),
-    /// Memory of other processes.
-    Opened,
-}
-
-/// A GPU that has access to memory of another.
-pub(super) struct Peer {
-    scope: Scope,
-    ordinal: i32,
-    space: &'static Space,
-    writes: bool,
-}
-
-impl Home {
-    /// The owner of a block.
-    pub(super) fn of(block: &Block) -> Home {
-        match block.kind {
-            BlockKind::Pool => Home::Pool(block.pool),
-            BlockKind::Imported => Home::Imported,
-            BlockKind::Internal => Home::Driver,
-            _ => Home::Heap,
-        }
-    }
-
-    /// The scope of the access to its memory.
-    fn scope(self) -> Scope {
-        match self {
-            Home::Heap | Home::Driver => Scope::Contexts,
-            Home::Pool(pool) => Scope::Pool(pool),
-            Home::Imported => Scope::Opened,
-        }
-    }
-}
 
 impl Space {
     /// True if this GPU can take part in peer access. An instance reaches its own memory only.
@@ -57,16 +17,15 @@ impl Space {
         !self.owner.is_confined() && !self.lacks(Lack::PeerAccess)
     }
 
-    fn peers_of(&self, home: Home) -> Vec<(&'static Space, bool)> {
-        let peers = lock(&self.peers);
+    fn peers_of(&self, home: Home) -> Vec<Peer> {
         let of = home.scope();
-        peers.iter().filter(|peer| peer.scope == of).map(|peer| (peer.space, peer.writes)).collect()
+        lock(&self.peers).iter().filter(|peer| peer.scope == of).copied().collect()
     }
 
     /// Makes device memory accessible.
     pub(super) fn show(&self, home: Home, range: Range<u64>) {
-        for (peer, writes) in self.peers_of(home) {
-            peer.table.insert(range.clone(), true, writes);
+        for peer in self.peers_of(home) {
+            peer.table.insert(range.clone(), true, peer.writes);
         }
         self.table.insert(range, true, true);
     }
@@ -74,7 +33,7 @@ impl Space {
     /// Makes device memory inaccessible for operations that begin later.
     pub(super) fn hide(&self, home: Home, start: u64) {
         self.table.remove(start);
-        for (peer, _) in self.peers_of(home) {
+        for peer in self.peers_of(home) {
             peer.table.remove(start);
         }
     }
@@ -82,14 +41,14 @@ impl Space {
     /// Waits for the running operations that may access memory.
     pub(super) fn wait_for_users(&self, home: Home) {
         self.running.wait();
-        for (peer, _) in self.peers_of(home) {
+        for peer in self.peers_of(home) {
             peer.running.wait();
         }
     }
 
     /// True if no running operation can access memory.
     pub(super) fn is_unused(&self, home: Home) -> bool {
-        self.running.is_idle() && self.peers_of(home).iter().all(|(peer, _)| peer.running.is_idle())
+        self.running.is_idle() && self.peers_of(home).iter().all(|peer| peer.running.is_idle())
     }
 
     /// Sets the access of another GPU: 0 none, 1 read, 3 read and write. Operations that run go on with the access that they have.
@@ -99,7 +58,7 @@ impl Space {
         peers.retain(|peer| (peer.scope, peer.ordinal) != (scope, ordinal));
         let writes = access == 3;
         if access != 0 {
-            peers.push(Peer { scope, ordinal, space, writes });
+            peers.push(Peer { scope, ordinal, table: &space.table, running: &space.running, writes });
         }
         for (start, chunk) in book.chunks.iter().filter(|(_, chunk)| chunk.home.scope() == scope) {
             // One for each block or for the whole chunk, by the device's policy.

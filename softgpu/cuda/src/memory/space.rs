@@ -11,10 +11,9 @@ use std::sync::{Arc, Mutex};
 use softgpu_device::{Allocation, Lack, MemoryPolicy, Owner, PAGE_BYTES, Reservation, Use};
 
 use super::arena::FirstFit;
-use super::book::{Book, HeapChunk, Home};
+use super::book::{Book, HeapChunk, Home, Peer};
 use super::host;
 use super::pages::{map, unmap};
-use super::peers::Peer;
 use super::{ALIGNMENT, Block, BlockKind, HostFlags, Maker, MappingTable, Running};
 use crate::error::{Error, Result};
 use crate::lock::lock;
