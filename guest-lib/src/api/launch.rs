@@ -227,8 +227,10 @@ pub(super) fn launch_packed(
     )
 }
 
-/// Bytes of parameters for which there is room on the stack without clearing much of it; few kernels have more.
-const FEW: usize = 512;
+/// Bytes of parameters for which there is room on the stack without clearing much of it: most kernels have no more than the first, and
+/// few more than the second.
+const FEW: usize = 64;
+const SOME: usize = 512;
 
 fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
     let process = process::get()?;
@@ -256,8 +258,11 @@ fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
             None => return Ok(()),
         }
     }
-    if function.parameter_bytes() <= FEW {
+    let bytes = function.parameter_bytes();
+    if bytes <= FEW {
         post::<FEW>(process, stream, function, launch)
+    } else if bytes <= SOME {
+        post::<SOME>(process, stream, function, launch)
     } else {
         post::<{ limits::PARAMETER_BYTES }>(process, stream, function, launch)
     }

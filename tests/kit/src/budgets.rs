@@ -5,7 +5,7 @@
 const TOLERANCE: u64 = 2;
 
 /// Instructions of `cuLaunchKernel` in the guest's library, with three parameters, on the default stream.
-pub const GUEST_LAUNCH: u64 = 1_370;
+pub const GUEST_LAUNCH: u64 = 1_340;
 /// Instructions of a launch in the worker, from its submission until its end is observed, in a VM that shares its unit with no other.
 pub const WORKER_LAUNCH: u64 = 700;
 /// Calls of the driver for a thousand launches in the worker: the launches and their markers. No other VM shares the unit.

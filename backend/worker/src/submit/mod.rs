@@ -298,7 +298,7 @@ pub(crate) struct Work {
 
 /// Pieces of work with new markers of which the completion thread is notified even though the ring has not run empty: a quarter of a
 /// stream's credits.
-const UNANNOUNCED: u32 = (limits::STREAM_CREDITS / 4) as u32;
+const UNANNOUNCED: u64 = limits::STREAM_CREDITS / 4;
 
 /// Work whose marker could not be placed. A thread that may block waits for it instead.
 #[derive(Clone, Copy, Debug)]
@@ -324,7 +324,7 @@ pub(crate) struct Submitter {
     /// Streams that may be held, and for which others may wait implicitly.
     held: Vec<WorkTarget>,
     /// Pieces of work with markers of which the completion thread was not notified.
-    unannounced: u32,
+    unannounced: u64,
 }
 
 impl Submitter {
@@ -650,7 +650,7 @@ impl Submitter {
                 self.stuck.push(Stuck { target, sequence, ticket });
             }
         }
-        self.unannounced += work.pieces();
+        self.unannounced += u64::from(work.pieces());
         if self.unannounced >= UNANNOUNCED {
             self.announce();
         }

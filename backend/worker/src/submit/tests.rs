@@ -57,14 +57,17 @@ fn piece(slot: u32, kind: u8) -> WorkPiece {
     }
 }
 
+/// A piece without a marker: its sequence, and the estimate of its ticket, if it has one.
+type Open = (u64, WorkPiece, Option<u64>);
+
 /// The state that markers must keep right: for each stream its pieces without a marker.
 #[derive(Default)]
 struct Model {
-    streams: Vec<(u32, Vec<(u64, WorkPiece, Option<u64>)>)>,
+    streams: Vec<(u32, Vec<Open>)>,
 }
 
 impl Model {
-    fn of(&mut self, slot: u32) -> &mut Vec<(u64, WorkPiece, Option<u64>)> {
+    fn of(&mut self, slot: u32) -> &mut Vec<Open> {
         if let Some(at) = self.streams.iter().position(|(of, _)| *of == slot) {
             return &mut self.streams[at].1;
         }
@@ -79,7 +82,7 @@ impl Model {
         assert_eq!((work.sequence, work.pieces() as usize), (*last, pieces.len()));
     }
 
-    fn open(&self) -> impl Iterator<Item = (u32, &[(u64, WorkPiece, Option<u64>)])> {
+    fn open(&self) -> impl Iterator<Item = (u32, &[Open])> {
         self.streams.iter().map(|(slot, pieces)| (*slot, pieces.as_slice())).filter(|(_, of)| !of.is_empty())
     }
 }
@@ -117,7 +120,7 @@ proptest! {
                     prop_assert_eq!(staged.map(SequenceTicket::estimate), replaced);
                     open.push((sequence, next, ticket.map(SequenceTicket::estimate)));
                     let all: u64 = open.iter().filter_map(|(_, _, ticket)| *ticket).sum();
-                    let is_enough = open.len() as u32 >= INTERVAL.pieces || all >= INTERVAL.estimate;
+                    let is_enough = open.len() >= INTERVAL.pieces as usize || all >= INTERVAL.estimate;
                     let enough = unmarked.enough(slot, INTERVAL);
                     prop_assert_eq!(enough.is_some(), is_enough);
                     if let Some(work) = enough {
