@@ -40,6 +40,9 @@ impl Default for Options<'_> {
     }
 }
 
+/// The configuration of the software GPU, in the folder of the device.
+const DRIVER_FILE: &str = "driver.toml";
+
 /// A running host.
 #[derive(Debug)]
 pub struct Host {
@@ -68,9 +71,11 @@ impl Host {
             binaries.get(needed)?;
         }
         std::fs::write(folder.path().join("sluice.toml"), options.file)?;
+        std::fs::write(device.path().join(DRIVER_FILE), "")?;
         let manager = options.kept.then(|| ServiceManager::new(&folder.path().join("notify.sock")));
         let mut variables = vec![
             ("SLUICE_SOFTGPU_STATE", device.path().display().to_string()),
+            ("SLUICE_SOFTGPU_CONFIG", device.path().join(DRIVER_FILE).display().to_string()),
             ("SLUICE_SOFTGPU_SCALE", "128".to_owned()),
             ("SLUICE_SOFTGPU_DEVICES", options.gpus.to_string()),
             ("SLUICE_SOFTGPU_MODEL", "H100-80".to_owned()),
@@ -136,6 +141,14 @@ impl Host {
         kill_process(process, signal).context("a signal")?;
         ensure!(daemon.wait(TIMEOUT)?.is_some(), "sluiced does not end\n{}", daemon.printed());
         Ok(())
+    }
+
+    /// Sets the configuration of the software GPU for processes that start from now on.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn configure_driver(&self, text: &str) -> Result<()> {
+        std::fs::write(self.device.path().join(DRIVER_FILE), text).context("the configuration of the driver")
     }
 
     /// The output of the daemon.
@@ -267,6 +280,16 @@ impl Host {
     pub fn units(&self) -> Result<Vec<Value>> {
         let (_, units) = self.api("GET", "/v1/units", None)?;
         Ok(units["units"].as_array().context("units")?.clone())
+    }
+
+    /// The process of a unit's arbiter.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn arbiter(&self, unit: usize) -> Result<u32> {
+        let units = self.units()?;
+        let process = units.get(unit).and_then(|unit| unit["arbiter_process"].as_u64());
+        Ok(u32::try_from(process.context("an arbiter")?)?)
     }
 
     /// A command that runs a program in a VM, as the API shows it.

@@ -1,6 +1,7 @@
 //! Drivers that are worse than expected. One that lacks an ability which each session needs has its unit refused at the start, in
 //! words, and no program hangs; one whose contexts take much memory has it charged.
 
+use std::cell::Cell;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use sluice_tests::host::run_native;
 use sluice_tests::managed;
 use sluice_tests::management;
 use sluice_tests::paths::Binaries;
-use sluice_tests::process::{run, tail};
+use sluice_tests::process::{kill, run, tail};
 use sluice_tests::programs;
 use sluice_tests::tenants::{Options, Tenants};
 
@@ -280,4 +281,75 @@ fn memory_that_a_driver_gives_back_late_is_lost_to_no_vm() -> Result<()> {
     })?;
     println!("whole after {:.1?}", began.elapsed());
     Ok(())
+}
+
+/// An arbiter that starts while its predecessor's memory is not yet free takes the rest of it once it is, and programs have their
+/// quotas again.
+// Promise: F85
+#[test]
+fn arbiter_that_starts_before_the_memory_of_a_dead_one_is_back_lends_all_of_it_later() -> Result<()> {
+    // More than the arbiter waits for at its start.
+    let environment = &[("SLUICE_SOFTGPU_LATE_FREE", "6000")];
+    let host =
+        managed::Host::start(&managed::Options { mig: false, environment, ..managed::Options::default() })?;
+    let program = programs::hostile("instance")?;
+    let vm = host.put_with("a", json!({ "memory_bytes": 256 << 20 }))?;
+    let all = |host: &managed::Host| -> Result<u64> {
+        host.units()?[0]["memory"]["total_bytes"].as_u64().context("the unit's memory")
+    };
+    let held = host.holder(&program, &vm, 1)?.held;
+    // The probe and the program have left memory that comes back late.
+    let seen = Cell::new(0);
+    host.wait_for("all memory is in custody", |host| {
+        let memory = &host.units()?[0]["memory"];
+        let is_idle =
+            memory["headroom_bytes"] == 0 && memory["lent_bytes"] == 0 && memory["dirty_bytes"] == 0;
+        Ok(is_idle && seen.replace(all(host)?) == seen.get())
+    })?;
+    let before = seen.get();
+
+    let arbiter = host.arbiter(0)?;
+    kill(arbiter);
+    let began = Instant::now();
+    host.wait_for("another arbiter", |host| Ok(host.arbiter(0).is_ok_and(|other| other != arbiter)))?;
+    host.wait_for("all memory is in custody again", |host| Ok(all(host)? >= before))?;
+    println!("whole {:.1?} after the kill", began.elapsed());
+    host.wait_for("the program has its quota", |host| {
+        Ok(host.holder(&program, &vm, 2).is_ok_and(|holder| holder.held == held))
+    })?;
+    Ok(())
+}
+
+/// A daemon that follows another probes the driver for new sessions while programs compute. If the driver lacks an ability, these
+/// continue, and the unit is quarantined once they have ended.
+// Promise: F85
+#[test]
+fn driver_that_lost_an_ability_is_found_by_the_next_daemon_and_ends_no_program() -> Result<()> {
+    let mut host = managed::Host::start(&managed::Options {
+        mig: false,
+        kept: true,
+        file: "reserve = \"32MiB\"\n",
+        ..managed::Options::default()
+    })?;
+    let program = programs::hostile("instance")?;
+    let vm = host.put_with("a", json!({ "memory_bytes": 64 << 20 }))?;
+    let mut running = host.holder(&program, &vm, 5)?;
+    let arbiter = host.arbiter(0)?;
+    let says = |host: &managed::Host, words: &str| Ok(host.printed().contains(words));
+    host.restart()?;
+    host.wait_for("a probe", |host| says(host, "a probe of the adopted unit found no fault of the driver"))?;
+    running.look()?;
+
+    host.configure_driver("[device]\nlacks = [\"import\"]\n")?;
+    host.restart()?;
+    host.wait_for("the probes fail", |host| says(host, "new sessions will fail"))?;
+    running.look()?;
+    ensure!(host.units()?[0]["state"] != "quarantined" && host.arbiter(0)? == arbiter, "{:?}", host.units()?);
+    drop(running);
+    host.wait_for("the unit is quarantined", |host| {
+        let unit = &host.units()?[0];
+        let reason = unit["reason"].as_str().unwrap_or_default();
+        Ok(unit["state"] == "quarantined" && reason.contains("cannot import memory"))
+    })?;
+    host.stop()
 }

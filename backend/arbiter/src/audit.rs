@@ -69,6 +69,13 @@ impl Audit {
         (self.drifted == 2).then_some(drift)
     }
 
+    /// Measures the memory beside custody anew: other processes have given some back.
+    pub const fn measure_again(&mut self) {
+        self.beside = None;
+        self.drifted = 0;
+        self.drift = 0;
+    }
+
     /// The difference between the device's figure and the arbiter's, if it is more than normal.
     #[must_use]
     pub const fn drift(&self) -> u64 {
@@ -94,5 +101,8 @@ mod tests {
         assert_eq!(audit.reconcile(200 << 20, 230 << 20, TOTAL, true), None);
         assert_eq!(audit.reconcile(200 << 20, 180 << 20, TOTAL, true), None);
         assert_eq!(audit.reconcile(200 << 20, 180 << 20, TOTAL, true), Some(50 << 20), "less is drift, too");
+        audit.measure_again();
+        assert_eq!((audit.drift(), audit.reconcile(200 << 20, 180 << 20, TOTAL, true)), (0, None));
+        assert_eq!(audit.reconcile(200 << 20, 200 << 20, TOTAL, false), None, "none is beside now");
     }
 }

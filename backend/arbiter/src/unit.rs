@@ -110,8 +110,8 @@ impl OpenUnit {
         if granularity == 0 || !UNIT.is_multiple_of(granularity) {
             return Err(UnitError::Granularity(granularity));
         }
-        let context =
-            driver.primary_retain(device, BLOCKING_SYNC).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        let context = with_memory(|| driver.primary_retain(device, BLOCKING_SYNC))
+            .map_err(failed("cuDevicePrimaryCtxRetain"))?;
         driver.set_current(context).map_err(failed("cuCtxSetCurrent"))?;
         let context_bytes = measure_context(&driver, device, context)?;
         let least = driver.priorities().map_or(0, |(least, _)| least);
@@ -403,6 +403,20 @@ fn host_access(driver: &Driver, device: i32) -> Result<HostAccess, UnitError> {
     Ok(if is_set(PAGEABLE_MEMORY_ACCESS)? { HostAccess::Pageable } else { HostAccess::None })
 }
 
+/// Makes a context. While the driver has no memory for it, tries again, for a bounded time: an earlier arbiter held all memory, and
+/// the driver may give it back late.
+fn with_memory<T>(make: impl Fn() -> Result<T, Code>) -> Result<T, Code> {
+    const APART: Duration = Duration::from_millis(50);
+    const TRIES: u32 = 200;
+    for _ in 1..TRIES {
+        match make() {
+            Err(sluice_driver::code::OUT_OF_MEMORY) => std::thread::sleep(APART),
+            other => return other,
+        }
+    }
+    make()
+}
+
 /// Bytes of a context: the difference that a second one makes, and no less than this process's own context took of an unused
 /// device, if that can be measured. Workers of an earlier arbiter may end about now, and their memory would count as this process's
 /// own; so if more than a context is in use, this first waits until no more memory becomes free.
@@ -410,7 +424,7 @@ fn measure_context(driver: &Driver, device: i32, own: Handle) -> Result<u64, Uni
     const MOST: u64 = 1 << 30;
     let read = || driver.memory_info().map_err(failed("cuMemGetInfo"));
     let second = |free: u64| -> Result<u64, UnitError> {
-        let second = driver.context_create(device, 0).map_err(failed("cuCtxCreate"))?;
+        let second = with_memory(|| driver.context_create(device, 0)).map_err(failed("cuCtxCreate"))?;
         let after = read()?.0;
         driver.context_destroy(second).map_err(failed("cuCtxDestroy"))?;
         driver.set_current(own).map_err(failed("cuCtxSetCurrent"))?;
@@ -418,21 +432,26 @@ fn measure_context(driver: &Driver, device: i32, own: Handle) -> Result<u64, Uni
     };
     let (mut free, total) = read()?;
     let mut context = second(free)?;
+    let most = MOST.min(total / 8);
     if total.saturating_sub(free) > context {
-        free = settled_free(|| read().map(|(free, _)| free))?;
-        context = second(free)?;
+        free = settled_free(|| read().map(|(free, _)| free), total.saturating_sub(most))?;
+        // Memory that becomes free between two readings hides the second context.
+        context = context.max(second(free)?);
     }
-    Ok(context.max(total.saturating_sub(free).min(MOST).min(total / 8)))
+    let used = total.saturating_sub(free);
+    // More than that is not this process's own: other processes have memory, so how much of it is the context's is unknown.
+    Ok(if used > most { context } else { context.max(used) })
 }
 
-/// Free bytes of the device, once no more become free.
-fn settled_free(read: impl Fn() -> Result<u64, UnitError>) -> Result<u64, UnitError> {
+/// Free bytes of the device, once no more become free. Memory of an earlier arbiter may come back late: as long as fewer than
+/// `expected` bytes are free, this waits longer.
+fn settled_free(read: impl Fn() -> Result<u64, UnitError>, expected: u64) -> Result<u64, UnitError> {
     const APART: Duration = Duration::from_millis(10);
     const ALIKE: u32 = 10;
-    const READINGS: u32 = 200;
+    const READINGS: u32 = 300;
     let (mut last, mut alike) = (read()?, 0);
     for _ in 0..READINGS {
-        if alike == ALIKE {
+        if alike >= ALIKE && last >= expected {
             break;
         }
         std::thread::sleep(APART);

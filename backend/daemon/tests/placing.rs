@@ -470,6 +470,19 @@ fn arbiter_without_figures_gets_a_bounded_number_of_probes() {
     daemon.end();
 }
 
+/// Without NVML it is unknown when the memory of a probe is free again, so no arbiter gets one.
+// Promise: F85
+#[test]
+fn arbiter_without_nvml_gets_no_probe() {
+    let place = Place::new();
+    let daemon = serve(&place);
+    assert_eq!(put(&place, "a", &json!({ "memory_bytes": 32 << 20 })).status, 201);
+    assert_eq!(place.tell("unit-0", "figures 2"), "said");
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert!(!place.tell("unit-0", "told").contains("Prober"), "an arbiter without NVML gets a probe");
+    daemon.end();
+}
+
 /// Only memory that an arbiter can lend is promised, even if the driver reports that the device has more.
 // Promise: P11
 #[test]

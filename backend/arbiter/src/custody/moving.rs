@@ -104,12 +104,14 @@ impl Custody {
         self.forget_leaving();
     }
 
-    /// True if memory of this VM, or of any, left custody just now and no known process has it, so that it may come back soon.
+    /// True if memory of this VM, or of any, left custody just now and no known process has it, so that it may come back soon; or has
+    /// come back and is about to be taken.
     pub(super) fn comes_back(&self, vm: Option<VmKey>) -> bool {
         let now = self.growth.now();
         let soon =
             |kept: &KeptMemory| kept.importers.is_empty() && now.saturating_sub(kept.since) < COMES_BACK;
-        self.kept.iter().any(|kept| soon(kept) && vm.is_none_or(|vm| vm == kept.vm))
+        self.growth.has_returned_memory()
+            || self.kept.iter().any(|kept| soon(kept) && vm.is_none_or(|vm| vm == kept.vm))
     }
 
     /// Ends charges for kept memory as far as the unit has more than it had without it; reports the others. If several VMs keep

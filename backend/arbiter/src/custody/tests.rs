@@ -780,6 +780,64 @@ fn all_taken(count: usize) -> (Custody, Vec<Duration>) {
     (custody, times)
 }
 
+/// Does the driver's tasks for a while. It gives back nothing of what it gets; it makes `made` of its free memory.
+fn do_tasks(custody: &mut Custody, made: &[Class], now: Millis) {
+    for _ in 0..20 {
+        custody.serve_growth(now);
+        custody.serve_waiters(now);
+        let Some(task) = custody.plan(u64::MAX, false) else { return };
+        custody.finished(match task {
+            Task::Scrub(orders) => {
+                TaskOutcome::Scrubbed(orders.iter().map(|order| (order.chunk, true)).collect())
+            }
+            Task::Take { .. } => TaskOutcome::Taken { made: made.to_vec(), free: 0 },
+            Task::Move { .. } => TaskOutcome::Moved { back: 0, made: Vec::new(), free: 0 },
+            other => panic!("{other:?}"),
+        });
+    }
+}
+
+/// The answers to a worker's requests for chunks: true for a chunk.
+fn chunk_answers(custody: &mut Custody, id: WorkerId) -> Vec<bool> {
+    let effects = std::iter::from_fn(|| custody.effect());
+    let answer = |effect| match effect {
+        Effect::Lend { worker, .. } => (worker == id).then_some(true),
+        Effect::Answer { worker, answer: CustodyAnswer::Refused { .. } } => (worker == id).then_some(false),
+        _ => None,
+    };
+    effects.filter_map(answer).collect()
+}
+
+// Promise: F85
+#[test]
+fn request_waits_for_memory_that_left_custody_just_now_and_not_for_ever() {
+    for returns in [true, false] {
+        let mut custody = all_clean(1);
+        let (first, next) = (add_vm(&mut custody, 1), WorkerId(2));
+        let take = |custody: &mut Custody, id, serial, now| {
+            custody.request(id, CustodyRequest::Take { serial, bytes: UNIT }, now);
+            do_tasks(custody, &[], now);
+            chunk_answers(custody, id)
+        };
+        assert_eq!(take(&mut custody, first, 1, 0), [true]);
+        custody.worker_died(first, 0);
+        custody.worker_gone(first);
+        do_tasks(&mut custody, &[], 0);
+        custody.add_worker(next, VmKey { vm: 1, epoch: 1 }, 2, 0);
+        assert_eq!(take(&mut custody, next, 1, 1000), Vec::<bool>::new(), "it waits");
+        if returns {
+            custody.finished(TaskOutcome::Measured { free: UNIT });
+            do_tasks(&mut custody, &[Class::ALL[2]], 1500);
+            assert_eq!(chunk_answers(&mut custody, next), [true]);
+        } else {
+            do_tasks(&mut custody, &[], 1000 + limits::TAKE_MILLISECONDS);
+            assert_eq!(chunk_answers(&mut custody, next), [false]);
+            do_tasks(&mut custody, &[], 10_000);
+            assert_eq!(take(&mut custody, next, 2, 10_000), [false], "memory that does not come back");
+        }
+    }
+}
+
 /// This many refusals of a VM at its limit, with this many workers, none of which has idle chunks.
 fn refused(custody: &mut Custody, vm: u32, workers: u64, refusals: usize) -> Vec<Duration> {
     let (epoch, limit, first) = (1, UNIT, 10_000 * u64::from(vm));

@@ -108,7 +108,7 @@ impl Server {
     /// no longer lists it, as with every worker.
     pub(super) fn begin_booking_probe(&mut self, process: u32, socket: OwnedFd, ended_by: EndableProcess) {
         let one_is_left = self.custody.current(booking::NO_VM).is_some();
-        if self.figures == Figures::Used || self.inventory.is_none() || one_is_left {
+        if self.inventory.is_none() || one_is_left {
             // The probe ends when its socket closes.
             tracing::info!(process, one_is_left, "a probe is refused");
             return self.closer.close(vec![socket]);

@@ -207,9 +207,10 @@ struct Server {
     booking_probes: u64,
     /// Bytes of all chunks at the last look at all processes.
     chunks_then: u64,
-    /// True once the unit's memory is taken; and once `sluiced` knows that lending begins.
+    /// True once the unit's memory is taken.
     taken: bool,
-    ready: bool,
+    /// The bytes that can be lent, as last reported to `sluiced`.
+    announced: Option<u64>,
 }
 
 /// Totals of scrubs.
@@ -294,7 +295,7 @@ impl Server {
             booking_probes: 0,
             chunks_then: 0,
             taken: false,
-            ready: false,
+            announced: None,
         })
     }
 

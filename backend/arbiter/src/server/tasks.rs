@@ -59,7 +59,7 @@ impl Server {
     }
 
     const fn timeout(&self) -> Duration {
-        if self.ready { TASK } else { FIRST_TASKS }
+        if self.announced.is_some() { TASK } else { FIRST_TASKS }
     }
 
     /// Requests a probe of the device.
@@ -126,18 +126,20 @@ impl Server {
         }
     }
 
-    /// Reports that lending begins, once there is clean memory.
+    /// Reports the bytes that can be lent: once there is clean memory, and again if the unit turns out to have more.
     fn announce(&mut self) {
-        if self.ready || !self.taken {
+        let bytes = self.custody.ledger().nominal();
+        if !self.taken || self.announced == Some(bytes) {
             return;
         }
-        let (capacity, _) = self.custody.ledger().totals();
-        if self.custody.clean_bytes() >= FIRST_CLEAN.min(capacity) {
-            self.ready = true;
+        if self.announced.is_some() || self.custody.clean_bytes() >= FIRST_CLEAN.min(bytes) {
+            if self.announced.replace(bytes).is_some() {
+                self.audit.measure_again();
+            }
             let (context, margin, host_access) =
                 (self.context_bytes, self.custody.margin(), self.host_access);
-            tracing::info!(bytes = capacity, context, ?host_access, "lending begins");
-            self.send_to_daemon(FromArbiter::Ready { bytes: capacity, context, margin, host_access });
+            tracing::info!(bytes, context, ?host_access, "the unit lends");
+            self.send_to_daemon(FromArbiter::Ready { bytes, context, margin, host_access });
         }
     }
 }

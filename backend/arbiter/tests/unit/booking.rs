@@ -50,8 +50,20 @@ fn booking_probe_that_dies_gives_no_result_and_the_next_one_does() {
     eventually("its end", || is_gone(&mut host));
     assert_eq!(host.figures(), Figures::Unknown);
     assert_eq!(host.probe(Books::Both), Figures::Used);
-    let mut needless = host.prober();
-    eventually("there is nothing to be found out", || needless.is_killed());
+    // The figures are known; another probe only shows that it can use a chunk.
+    host.vm(1, 64 * MIB);
+    let worker = host.worker(1);
+    assert_eq!(worker.ask("begin"), "0 0");
+    eventually("the last probe is gone", || is_gone(&mut host));
+    let mut another = host.prober();
+    assert_eq!(another.ask("begin"), "0 0");
+    assert!(another.take(2 * MIB).is_ok());
+    assert_eq!(host.describe(0).0[0], 2 * MIB);
+    another.say(&format!("take {}", 2 * MIB));
+    eventually("its end", || another.is_killed());
+    eventually("its memory is back", || is_gone(&mut host));
+    assert!(worker.take(32 * MIB).is_ok(), "a VM that was there has its quota");
+    assert_eq!(host.figures(), Figures::Used);
     host.assert_sound();
 }
 

@@ -317,6 +317,7 @@ impl Host {
                     self.work.insert(vm, [launches, copies, copied, calls]);
                 }
                 FromArbiter::Pinned { vm, bytes, .. } => self.pinned = (vm, bytes),
+                FromArbiter::Ready { bytes, .. } => self.bytes = bytes,
                 FromArbiter::Upkeep { scrubs, scrubbed, took, drift, figures } => {
                     self.upkeep = [scrubs, scrubbed, took, drift];
                     self.figures = figures;

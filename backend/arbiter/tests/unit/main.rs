@@ -14,6 +14,7 @@ mod figures;
 mod host;
 mod instances;
 mod lending;
+mod returning;
 mod time;
 mod usage;
 mod watch;

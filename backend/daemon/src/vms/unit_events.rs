@@ -149,7 +149,13 @@ impl UnitEvents {
                         "cannot pin guest memory of as many pieces as `mapped-runs` in the configuration allows"
                     }
                 };
-                self.quarantine(unit, &format!("its driver {reason} (CUresult {error})"));
+                let reason = format!("its driver {reason} (CUresult {error})");
+                if self.has_adopted_sessions(unit) {
+                    // Programs that began before still compute. The unit is probed again.
+                    tracing::error!(unit, reason, "new sessions will fail; the unit is quarantined once it has none");
+                    return self.event("unit-unfit", 0, || format!("unit {unit}: {reason}; its sessions continue"));
+                }
+                self.quarantine(unit, &reason);
             }
             UnitEvent::Xid { unit, xid, process, instance } => self.on_xid(unit, xid, process, instance),
             UnitEvent::Hung { vm, process } => {
@@ -242,6 +248,12 @@ impl UnitEvents {
         self.end_workers(unit);
         tracing::error!(unit, reason, "the unit is quarantined");
         self.journal.note("unit-quarantined", None, format!("unit {unit}: {reason}"));
+    }
+
+    /// True if a unit of an earlier daemon has sessions.
+    fn has_adopted_sessions(&self, unit: u32) -> bool {
+        let is_adopted = self.units.get(unit).is_some_and(|unit| unit.is_adopted());
+        is_adopted && self.vm_set.all().iter().any(|vm| vm.is_on(unit) && !vm.is_idle())
     }
 
     /// Ends the workers of every VM on a unit, and of no other.

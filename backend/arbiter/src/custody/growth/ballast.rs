@@ -128,6 +128,7 @@ impl Custody {
             self.growth.unusable = 0;
         }
         self.growth.set_free(free);
+        self.see_returned(free);
         let reserve = self.settings.reserve;
         let workers = || self.workers.values();
         let unused: u64 = workers().map(|worker| worker.charged - worker.taken().min(worker.charged)).sum();
@@ -140,6 +141,24 @@ impl Custody {
             self.growth.settle(SweepExtent::Uncharged);
         }
         self.see_drain(free);
+    }
+
+    /// The unit has more than it had at first: memory of processes that had ended before, which the driver gives back late. It is
+    /// taken, all free memory with it, for its pages among the free ones are unknown. Memory of drivers is not counted, because no
+    /// figure of it is as new as that of the free bytes: so a worker cannot make the unit look larger than it is.
+    fn see_returned(&mut self, free: u64) {
+        let Some(whole) = self.whole else { return };
+        let (capacity, _) = self.ledger.totals();
+        let has = capacity.saturating_add(self.suspect_bytes).saturating_add(free);
+        let more = has.saturating_sub(whole);
+        if more < UNIT {
+            return;
+        }
+        tracing::info!(bytes = more, "the driver gave back memory of earlier processes; the unit takes it");
+        self.whole = Some(has);
+        self.ledger.set_nominal(has.saturating_sub(self.settings.reserve) / UNIT * UNIT);
+        self.growth.kept_came_back(more);
+        self.touched.extend(self.members.keys());
     }
 
     /// Reports once that memory is missing that no charge covers: some driver took it without a grant.

@@ -285,6 +285,11 @@ impl Growth {
         self.kept_returned |= bytes > 0;
     }
 
+    /// True if such memory has not been taken yet.
+    pub(super) const fn has_returned_memory(&self) -> bool {
+        self.kept_returned
+    }
+
     /// All free memory is being taken now.
     fn begin_sweep(&mut self) {
         self.settle = None;

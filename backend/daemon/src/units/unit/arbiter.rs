@@ -101,7 +101,8 @@ impl Unit {
             self.set_host_access(access);
         }
         self.lends.send_replace(Some(lends));
-        // The last daemon probed the driver, and a VM may use all memory by now. A quarantined unit has no VM that does.
+        // The last daemon probed the driver, and a VM may use all memory by now: nothing waits for another probe. A quarantined unit
+        // has no such VM.
         self.serves_sessions.send_replace(self.checkpoint.quarantine(self.number).is_none());
         self.record(process, Some(lends));
         self.adopted.set(true);

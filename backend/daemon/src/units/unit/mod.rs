@@ -233,6 +233,11 @@ impl Unit {
         self.process.get().map(|process| process.process)
     }
 
+    /// True if its arbiter is of an earlier daemon.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.adopted.get()
+    }
+
     /// The identity of its arbiter's count, if one runs.
     pub(crate) fn arbiter(&self) -> Option<usage::Arbiter> {
         self.process.get().map(|process| usage::Arbiter { process, adopted: self.adopted.get() })

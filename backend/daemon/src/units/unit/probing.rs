@@ -31,6 +31,8 @@ const PROBED: Duration = Duration::from_secs(5);
 const REPORTED: Duration = Duration::from_secs(15);
 /// Burst of probes, if one has shown nothing, and probes per second in the long run.
 const PROBES: (u32, f64) = (3, 1.0 / 30.0);
+/// Probes of an adopted unit that may show nothing, for instance because all memory is lent, before it stays as the last daemon left it.
+const ADOPTED_PROBES: u32 = 3;
 /// Time between two probes: by then the arbiter has taken back the lent memory.
 const NEXT_PROBE: Duration = Duration::from_secs(2);
 
@@ -64,8 +66,8 @@ impl Unit {
 
     /// Records the host memory that kernels on the unit reach. An event reports any, once for each start of the arbiter or daemon.
     pub(super) fn set_host_access(&self, access: HostAccess) {
-        self.host_access.send_replace(Some(access));
-        if access != HostAccess::None {
+        let before = self.host_access.send_replace(Some(access));
+        if access != HostAccess::None && before != Some(access) {
             let shared = self.configuration.share_with_host_memory_access;
             // The receiver is gone while the daemon ends.
             _ = self.event_sender.send(UnitEvent::HostAccess { unit: self.number, access, shared });
@@ -116,6 +118,9 @@ impl Unit {
         if self.inventory.is_none() {
             return std::future::pending().await;
         }
+        if self.adopted.get() {
+            self.probe_adopted().await;
+        }
         let wanted = if self.is_probed_for_figures() { Figures::Unknown } else { Figures::Unused };
         let mut figures = self.figures.subscribe();
         let mut probes = TokenBucket::new(PROBES.1, PROBES.0, Instant::now());
@@ -141,6 +146,35 @@ impl Unit {
             }
             // Requests the result.
             self.describe().await;
+            sleep(NEXT_PROBE).await;
+        }
+    }
+
+    /// Probes the driver for new sessions of a unit that the last daemon probed: since then the driver or the configuration may have
+    /// changed. No session waits for it.
+    async fn probe_adopted(&self) {
+        let mut probes = TokenBucket::new(PROBES.1, PROBES.0, Instant::now());
+        let mut unclear = 0;
+        while unclear < ADOPTED_PROBES {
+            if self.checkpoint.quarantine(self.number).is_some() {
+                sleep(NEXT_PROBE).await;
+                continue;
+            }
+            if let Err(wait) = probes.take(Instant::now()) {
+                sleep(wait).await;
+                continue;
+            }
+            match self.probe_once().await {
+                Ok(()) if self.lacking.get().is_none() => {
+                    let unit = self.number;
+                    return tracing::info!(unit, "a probe of the adopted unit found no fault of the driver");
+                }
+                Ok(()) => {}
+                Err(error) => {
+                    unclear += 1;
+                    tracing::info!(unit = self.number, %error, "a probe of an adopted unit shows nothing");
+                }
+            }
             sleep(NEXT_PROBE).await;
         }
     }
