@@ -27,6 +27,7 @@ mod record;
 mod runner;
 mod seeds;
 mod setup;
+mod softgpu_page;
 mod sources;
 mod spelling;
 mod test;

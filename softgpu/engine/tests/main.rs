@@ -1,5 +1,6 @@
 //! Kernels and single instructions, compared with plain Rust.
 
+mod accuracy;
 mod common;
 mod extensions;
 mod hostile;

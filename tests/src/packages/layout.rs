@@ -99,6 +99,7 @@ impl Package {
                 ("NOTICE", "usr/share/doc/sluice-host/NOTICE"),
             ],
             Self::Softgpu => &[
+                ("softgpu/README.md", "usr/share/doc/sluice-softgpu/README.md"),
                 ("packaging/host/softgpu.env", "usr/lib/sluice/softgpu.env"),
                 (
                     "packaging/host/softgpu.conf",
