@@ -17,6 +17,7 @@ mod modifiers;
 mod operands;
 mod propagate;
 mod requirements;
+mod shared;
 mod vectors;
 mod video;
 
@@ -32,6 +33,7 @@ use crate::regs::{NONE, UNITS};
 
 pub(crate) use control::signature;
 pub(crate) use modifiers::Modifiers;
+pub(crate) use shared::{SharedLayout, SharedVariable};
 
 pub(crate) type Res<T> = Result<T, LoadError>;
 
@@ -44,7 +46,7 @@ const MAX_SCOPES: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Symbol {
     Global(u32),
-    Shared(u32),
+    Shared(SharedVariable),
     /// Dynamic shared memory: follows the static part of the running kernel.
     Dynamic,
     Function(u32),
@@ -125,7 +127,7 @@ pub(crate) struct Lower<'a, 's> {
     label_at: Vec<u32>,
     branch_tables: HashMap<&'a str, Vec<&'a str>>,
     prototypes: HashMap<&'a str, Prototype>,
-    shared: &'s mut u32,
+    shared: &'s mut SharedLayout,
     guard: (u32, bool),
     line: u32,
     carry: u32,
@@ -146,8 +148,12 @@ pub(crate) struct Lowered {
 fn nothing(_: &crate::regs::Frame, _: &Inst, _: u32) {}
 
 impl<'a, 's> Lower<'a, 's> {
-    /// Lowers a function with a body. `shared` is the next free byte of static shared memory.
-    pub(crate) fn function(f: &Function<'a>, symbols: &'s Symbols<'a>, shared: &'s mut u32) -> Res<Lowered> {
+    /// Lowers a function with a body.
+    pub(crate) fn function(
+        f: &Function<'a>,
+        symbols: &'s Symbols<'a>,
+        shared: &'s mut SharedLayout,
+    ) -> Res<Lowered> {
         let mut lower = Lower {
             symbols,
             code: LoweredCode { name: f.name.to_owned(), defined: true, ..LoweredCode::default() },
@@ -419,7 +425,7 @@ impl<'a, 's> Lower<'a, 's> {
             }
             Space::Shared if v.external => self.declare(v.name, FunctionName::Dynamic),
             Space::Shared => {
-                let at = place_shared(self.shared, v)?;
+                let at = self.shared.declared(v)?;
                 self.declare(v.name, FunctionName::Shared(at));
             }
             Space::Param => {
@@ -547,20 +553,4 @@ fn spelled(inst: &Instruction<'_>) -> String {
         s.push_str(m);
     }
     s
-}
-
-/// Places a shared variable.
-pub(crate) fn place_shared(next: &mut u32, v: &Variable<'_>) -> Res<u32> {
-    let at = next.next_multiple_of(v.align.max(1));
-    match u32::try_from(v.size).ok().and_then(|s| at.checked_add(s)).filter(|&e| e <= 1 << 20) {
-        Some(end) => {
-            *next = end;
-            Ok(at)
-        }
-        None => Err(LoadError {
-            kind: LoadErrorKind::Syntax,
-            line: v.line,
-            message: format!("shared variable {} is too large", v.name),
-        }),
-    }
 }

@@ -323,7 +323,10 @@ impl<'a> Lower<'a, '_> {
                     self.constant(Constant::Reference(*index))
                 }
                 Some(Symbol::Function(index)) if wide => self.bits(function_token(*index as usize), true),
-                Some(Symbol::Shared(at)) => self.bits(u64::from(*at).wrapping_add_signed(offset), wide),
+                Some(Symbol::Shared(variable)) => {
+                    let at = self.shared.named(*variable, self.line, name)?;
+                    self.bits(u64::from(at).wrapping_add_signed(offset), wide)
+                }
                 Some(Symbol::Dynamic) => self.constant(Constant::Dynamic { base: 0, offset, wide }),
                 Some(Symbol::Undefined) => self.unknown(name),
                 Some(_) => self.fail(format!("the address of {name} has 64 bits")),
@@ -415,8 +418,9 @@ impl<'a> Lower<'a, '_> {
                     }
                     Ok((self.constant(Constant::Global { index: *index, offset: 0 })?, *offset, 0))
                 }
-                Some(Symbol::Shared(at)) if space == Space::Shared => {
-                    Ok((self.bits(u64::from(*at), false)?, *offset, flag::ADDR32))
+                Some(Symbol::Shared(variable)) if space == Space::Shared => {
+                    let at = self.shared.named(*variable, self.line, name)?;
+                    Ok((self.bits(u64::from(at), false)?, *offset, flag::ADDR32))
                 }
                 Some(Symbol::Dynamic) if space == Space::Shared => Ok((
                     self.constant(Constant::Dynamic { base: 0, offset: 0, wide: false })?,
@@ -428,8 +432,9 @@ impl<'a> Lower<'a, '_> {
                     *offset,
                     0,
                 )),
-                Some(Symbol::Shared(at)) if space == Space::Generic => {
-                    Ok((self.bits(SHARED_WINDOW.start + u64::from(*at), true)?, *offset, 0))
+                Some(Symbol::Shared(variable)) if space == Space::Generic => {
+                    let at = self.shared.named(*variable, self.line, name)?;
+                    Ok((self.bits(SHARED_WINDOW.start + u64::from(at), true)?, *offset, 0))
                 }
                 Some(Symbol::Undefined) | None => self.unknown(name),
                 Some(_) => self.fail(format!("{name} is not in the space of the instruction")),
