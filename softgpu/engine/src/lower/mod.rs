@@ -9,6 +9,7 @@
 mod comparison;
 mod control;
 mod data;
+mod grammar;
 mod image;
 mod matrix;
 mod mbarrier;
@@ -273,7 +274,7 @@ impl<'a, 's> Lower<'a, 's> {
                 return self.fail("too many parameters");
             }
             params.push(crate::api::Param { offset, size, align: p.align });
-            self.declare(p.name, FunctionName::Kernel { offset, size });
+            self.declare(p.name, FunctionName::Kernel { offset, size })?;
         }
         for p in &f.returns {
             self.line = p.line;
@@ -289,7 +290,7 @@ impl<'a, 's> Lower<'a, 's> {
                 return self.unsupported("predicate parameters are not supported");
             }
             let slot = self.register(p.ty)?;
-            self.declare(p.name, FunctionName::Register { slot, ty: p.ty });
+            self.declare(p.name, FunctionName::Register { slot, ty: p.ty })?;
             return Ok(if p.ty.bytes() == 8 { Argument::Wide(slot) } else { Argument::Narrow(slot) });
         }
         let (first, words) = self.words(p)?;
@@ -306,7 +307,7 @@ impl<'a, 's> Lower<'a, 's> {
             Some(units) => self.slots(units)?,
             None => return self.fail(format!("parameter {} is too large", p.name)),
         };
-        self.declare(p.name, FunctionName::Words { first, bytes });
+        self.declare(p.name, FunctionName::Words { first, bytes })?;
         Ok((first, words))
     }
 
@@ -376,7 +377,7 @@ impl<'a, 's> Lower<'a, 's> {
                             None if *ty == Ty::B128 => self.register_of_128_bits()?,
                             None => FunctionName::Register { slot: self.register(*ty)?, ty: *ty },
                         };
-                        self.declare(name, what);
+                        self.declare(name, what)?;
                     }
                 }
                 Statement::Variable(v) => self.variable(v)?,
@@ -421,18 +422,18 @@ impl<'a, 's> Lower<'a, 's> {
                     return self.fail("too much local memory");
                 }
                 self.code.local_bytes = at + size;
-                self.declare(v.name, FunctionName::Local(at));
+                self.declare(v.name, FunctionName::Local(at))?;
             }
-            Space::Shared if v.external => self.declare(v.name, FunctionName::Dynamic),
+            Space::Shared if v.external => self.declare(v.name, FunctionName::Dynamic)?,
             Space::Shared => {
                 let at = self.shared.declared(v)?;
-                self.declare(v.name, FunctionName::Shared(at));
+                self.declare(v.name, FunctionName::Shared(at))?;
             }
             Space::Param => {
                 self.words(v)?;
             }
             _ => match self.symbols.nested.get(&(v.line, v.name)) {
-                Some(index) => self.declare(v.name, FunctionName::Global(*index)),
+                Some(index) => self.declare(v.name, FunctionName::Global(*index))?,
                 None => return self.fail(format!("{} is not in a space of functions", v.name)),
             },
         }
@@ -484,6 +485,7 @@ impl<'a, 's> Lower<'a, 's> {
 
     fn instruction(&mut self, inst: &Instruction<'a>) -> Res<()> {
         requirements::check(self.symbols.language, inst).or_else(|why| self.fail(why))?;
+        grammar::check(inst).or_else(|why| self.fail(why))?;
         if !requirements::is_executed(inst) {
             return self.unsupported("not supported by this device");
         }
