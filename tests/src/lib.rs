@@ -26,6 +26,7 @@ pub mod image;
 pub mod managed;
 pub mod management;
 pub mod matrix;
+pub mod mutants;
 pub mod nested;
 pub mod oracle;
 pub mod packages;

@@ -107,6 +107,12 @@ impl Toolkit {
         output_of(&mut nvcc, COMPILE).map(drop)
     }
 
+    /// The assembler, `ptxas`.
+    #[must_use]
+    pub fn assembler(&self) -> PathBuf {
+        self.root.join("bin/ptxas")
+    }
+
     /// The shared runtime, by the name under which programs ask for it.
     ///
     /// # Errors

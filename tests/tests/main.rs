@@ -26,6 +26,7 @@ mod hostile_device;
 mod limits;
 mod management;
 mod mig;
+mod mutants;
 // Runs: alone, in VMs
 mod newcomer;
 mod packages;

@@ -86,6 +86,7 @@ fn packages_hold_their_files_and_do_not_overwrite_each_other() -> Result<()> {
                 "/usr/lib/sluice/libsoftgpu_nvml.so",
                 "/usr/lib/sluice/softgpu.env",
                 "/usr/bin/softgpu-run",
+                "/usr/bin/softgpu-ptxas",
                 "/usr/share/man/man1/softgpu-run.1.gz",
             ],
         ),

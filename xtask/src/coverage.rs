@@ -223,6 +223,30 @@ fn version(number: u32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
+/// The functions of an area, by a set of names that are defined.
+pub(crate) struct Area {
+    pub(crate) name: &'static str,
+    /// Number of functions of which a form is defined.
+    pub(crate) served: usize,
+    pub(crate) missing: Vec<&'static str>,
+}
+
+/// The areas of functions.
+pub(crate) fn areas(defined: &BTreeSet<String>) -> Vec<Area> {
+    let mut rest: BTreeSet<&'static str> = exports().map(|form| form.base).collect();
+    let is_defined = |base: &str| {
+        exports().any(|form| form.base == base && !form.per_thread && defined.contains(form.name))
+    };
+    let area = |(name, starts): (&'static str, &[&str])| {
+        let is_of_area = |base: &&str| starts.iter().any(|start| base.starts_with(start));
+        let (of_area, others): (Vec<_>, Vec<_>) = rest.iter().copied().partition(is_of_area);
+        rest = others.into_iter().collect();
+        let (served, missing): (Vec<_>, Vec<_>) = of_area.into_iter().partition(|base| is_defined(base));
+        Area { name, served: served.len(), missing }
+    };
+    AREAS.into_iter().map(area).collect()
+}
+
 /// The page.
 pub(crate) fn page() -> Result<String> {
     let (functions, programs) = (functions(), programs()?);

@@ -12,9 +12,9 @@ use sluice_tests::paths;
 
 use crate::cargo::cargo;
 use crate::compat::page as clients;
-use crate::{api_page, coverage, matrix, runner};
+use crate::{api_page, coverage, matrix, runner, softgpu_page};
 
-/// Write the generated pages of docs/.
+/// Write the generated pages of docs/, and the generated tables of softgpu/README.md.
 #[derive(Debug, Default, Args)]
 pub(crate) struct DocsOptions {
     /// Write nothing; fail if a page is out of date.
@@ -72,6 +72,7 @@ fn pages(sluiced: Option<&Path>) -> Result<Vec<Page>> {
         page("support-matrix.md", matrix::page()?),
         page("clients.md", clients::page()?),
         page("cuda-coverage.md", coverage::page()?),
+        Page { path: softgpu_page::path(), text: softgpu_page::page()? },
     ])
 }
 

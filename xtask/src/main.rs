@@ -18,6 +18,7 @@ mod ioctls;
 mod leftovers;
 mod logs;
 mod matrix;
+mod mutants;
 mod nightly;
 mod oracle;
 mod package;
@@ -27,6 +28,7 @@ mod record;
 mod runner;
 mod seeds;
 mod setup;
+mod softgpu_page;
 mod sources;
 mod spelling;
 mod test;
@@ -65,6 +67,8 @@ enum Command {
     Bench(bench::BenchOptions),
     /// Run a program natively and remoted, and name the first call of the driver that differs.
     Oracle(oracle::OracleOptions),
+    /// Let the vendor's assembler and that of the software GPU check mutants of PTX.
+    Mutants(mutants::MutantOptions),
     /// Run the tests of public clients natively and remoted, and name those that fail remoted only.
     Compat(compat::CompatOptions),
     /// Pack, rehearse and report runs on hardware.
@@ -97,6 +101,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Compat(options) => compat::run(&options),
         Command::Oracle(options) => oracle::run(&options),
+        Command::Mutants(options) => mutants::run(&options),
         Command::Hardware(command) => hardware::run(&command),
         Command::Docs(options) => docs::run(&options),
         Command::Matrix => matrix::run().and_then(|()| docs::run(&docs::DocsOptions::default())),

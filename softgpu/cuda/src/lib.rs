@@ -50,7 +50,7 @@ mod images;
 mod jit;
 mod launch;
 mod lifetime;
-mod linked;
+pub mod linked;
 mod linker;
 mod lock;
 mod log;

@@ -1,4 +1,5 @@
-//! The file that a link makes: an ELF file like those of the vendor's linker, with the linked PTX texts in sections of its own.
+//! The file that a link makes, and the program that takes the place of the vendor's assembler: an ELF file like those of the
+//! vendor's linker, with the PTX texts in sections of its own.
 
 use softgpu_engine::SourceUnit;
 
@@ -20,9 +21,12 @@ const NAME_OF_TEXT: u32 = 11;
 const NAME_OF_VARIABLES: u32 = 16;
 
 /// A text and its limit on registers.
-pub(crate) struct LinkedText {
-    pub(crate) text: Vec<u8>,
-    pub(crate) max_registers: Option<u32>,
+#[derive(Debug)]
+pub struct LinkedText {
+    /// PTX.
+    pub text: Vec<u8>,
+    /// Limit on the registers of kernels that state none.
+    pub max_registers: Option<u32>,
 }
 
 struct SectionHeader {
@@ -47,7 +51,8 @@ impl SectionHeader {
 }
 
 /// Makes the file. `variables` is the memory that the variables need.
-pub(crate) fn encode(texts: &[LinkedText], variables: u64) -> Vec<u8> {
+#[must_use]
+pub fn encode(texts: &[LinkedText], variables: u64) -> Vec<u8> {
     let names = HEADER as u64;
     let mut offset = names + SECTION_NAMES.len() as u64;
     let none = SectionHeader { name: 0, kind: 0, offset: 0, bytes: 0, info: 0 };
@@ -91,7 +96,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// The texts in a file; `None` for bytes that are no such file.
-pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<SourceUnit<'_>>> {
+#[must_use]
+pub fn decode(bytes: &[u8]) -> Option<Vec<SourceUnit<'_>>> {
     if !bytes.starts_with(b"\x7fELF") || bytes.get(7) != Some(&OWN) {
         return None;
     }

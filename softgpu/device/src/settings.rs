@@ -137,7 +137,10 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "SLUICE_SOFTGPU_LACKS",
         "device.lacks",
-        ["`import`, `import-in-instances`, `fixed-addresses`, `registration`", "none"],
+        [
+            "`import`, `import-in-instances`, `fixed-addresses`, `registration`, `host-atomics`, `peer-access`",
+            "none",
+        ],
         "Abilities of NVIDIA's drivers that this one lacks, to test programs for worse GPUs.",
     ),
     setting(

@@ -33,3 +33,4 @@ pub use launch::Launch;
 pub use load::{SourceUnit, SourceUnitError};
 pub use module::{Linked, Module};
 pub use pool::Pool;
+pub use ptx::NEWEST_ISA;

@@ -7,9 +7,9 @@ use crate::api::{Global, Kernel, LoadError, LoadErrorKind};
 use crate::exec::machine;
 use crate::image::Reference;
 use crate::ir::{LoweredCode, Op, Target, function_token};
-use crate::lower::{self, Lower, Lowered, Symbol, Symbols};
+use crate::lower::{self, Lower, Lowered, SharedLayout, SharedVariable, Symbol, Symbols};
 use crate::module::{Item, Module, Value, masked};
-use crate::ptx::{self, Function, Init, Operand, ReferenceDeclaration, Space, Statement, Tree, Ty, Variable};
+use crate::ptx::{self, Function, Init, ReferenceDeclaration, Space, Statement, Tree, Ty, Variable};
 
 /// A text of a link.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ struct Numbering<'t, 'a> {
     /// The unit and the declaration of each global.
     sources: Vec<(usize, &'t Variable<'a>)>,
     functions: Vec<&'t Function<'a>>,
-    /// Bytes of the shared variables of all units.
+    /// Number of the shared variables of all units.
     shared: u32,
 }
 
@@ -98,7 +98,7 @@ impl Module {
         for (unit, tree) in trees.iter().enumerate() {
             linked.push(numbering.number(unit, tree).map_err(|error| (unit, error))?);
         }
-        let Numbering { visible, globals, references, sources, functions, shared } = numbering;
+        let Numbering { visible, globals, references, sources, functions, .. } = numbering;
         let signatures: Rc<Vec<_>> = Rc::new(functions.iter().map(|f| lower::signature(f)).collect());
         for (unit, one) in linked.iter_mut().enumerate() {
             resolve(one, &visible, &functions).map_err(|error| (unit, error))?;
@@ -110,12 +110,14 @@ impl Module {
             .map(|f| LoweredCode { name: f.name.to_owned(), ..LoweredCode::default() })
             .collect();
         let mut refusals: Vec<Option<LoadError>> = functions.iter().map(|_| None).collect();
-        let module_shared = shared;
-        let mut device_shared = shared;
+        // Functions have one layout of shared memory, since each of them may serve several kernels.
+        let mut layout = SharedLayout::default();
+        let mut shared = vec![0; functions.len()];
         for (unit, LinkedUnit { symbols, functions, .. }) in linked.iter().enumerate() {
             for (index, f) in functions.iter().filter(|(_, f)| !f.entry && f.body.is_some()) {
                 let Lowered { code, refusal, .. } =
-                    Lower::function(f, symbols, &mut device_shared).map_err(|error| (unit, error))?;
+                    Lower::function(f, symbols, &mut layout).map_err(|error| (unit, error))?;
+                shared[*index as usize] = layout.begin_function();
                 lowered[*index as usize] = code;
                 refusals[*index as usize] = refusal;
             }
@@ -123,17 +125,19 @@ impl Module {
         let mut kernels = Vec::new();
         for (unit, LinkedUnit { symbols, functions, .. }) in linked.iter().enumerate() {
             for (index, f) in functions.iter().filter(|(_, f)| f.entry && f.body.is_some()) {
-                let (calls, shared) = mentions(f, symbols);
-                let mut next = if calls {
-                    device_shared
-                } else if shared {
-                    module_shared
-                } else {
-                    0
+                // The calls of a kernel are known when it is lowered. Few of the functions have shared variables.
+                let mut needed = 0;
+                let (code, own) = loop {
+                    let mut own = layout.for_kernel(needed);
+                    let code = Lower::function(f, symbols, &mut own).map_err(|error| (unit, error))?;
+                    let wanted = of_functions(&code.code, &lowered, &shared).unwrap_or(layout.bytes());
+                    if wanted == needed {
+                        break (code, own);
+                    }
+                    needed = wanted;
                 };
-                let code = Lower::function(f, symbols, &mut next).map_err(|error| (unit, error))?;
                 let limit = f.max_registers.or(units[unit].max_registers);
-                kernels.push(kernel(f, *index as usize, &code, next, limit, symbols.language.target));
+                kernels.push(kernel(f, *index as usize, &code, own.bytes(), limit, symbols.language.target));
                 lowered[*index as usize] = code.code;
                 refusals[*index as usize] = code.refusal;
             }
@@ -251,8 +255,11 @@ impl<'t, 'a> Numbering<'t, 'a> {
                     names.insert(v.name, Symbol::Dynamic);
                 }
                 Space::Shared => {
-                    let at = lower::place_shared(&mut self.shared, v)?;
-                    names.insert(v.name, Symbol::Shared(at));
+                    let variable = SharedVariable { index: self.shared, bytes: v.size, align: v.align };
+                    self.shared += 1;
+                    if names.insert(v.name, Symbol::Shared(variable)).is_some() {
+                        return Err(twice(v.name, v.line));
+                    }
                 }
                 _ if v.external || self.is_replaced(unit, v.name, v.visible) => {
                     names.entry(v.name).or_insert(Symbol::Undefined);
@@ -390,23 +397,22 @@ fn resolve<'a>(
     Ok(())
 }
 
-/// Returns whether a kernel calls functions, and whether it names shared variables of the module.
-fn mentions(f: &Function<'_>, symbols: &Symbols<'_>) -> (bool, bool) {
-    let (mut calls, mut shared) = (false, false);
-    for statement in f.body.as_deref().unwrap_or(&[]) {
-        let Statement::Instruction(i) = statement else { continue };
-        calls |= i.opcode == "call";
-        shared |= i.operands.iter().any(|o| {
-            let name = match o {
-                Operand::Name(name)
-                | Operand::SymbolOffset(name, _)
-                | Operand::Memory { base: Some(name), .. } => name,
-                _ => return false,
-            };
-            matches!(symbols.names.get(name), Some(Symbol::Shared(_)))
-        });
+/// The bytes of the layout of functions that the calls of a kernel need; `None` if it may call any function.
+fn of_functions(kernel: &LoweredCode, functions: &[LoweredCode], shared: &[u32]) -> Option<u32> {
+    let (mut found, mut left, mut needed) = (HashSet::new(), vec![kernel], 0);
+    while let Some(code) = left.pop() {
+        for call in &code.calls {
+            match call.target {
+                Target::Function(index) if found.insert(index) => {
+                    needed = needed.max(shared[index as usize]);
+                    left.push(&functions[index as usize]);
+                }
+                Target::Function(_) | Target::Builtin(_) => {}
+                Target::Slot(_) => return None,
+            }
+        }
     }
-    (calls, shared)
+    Some(needed)
 }
 
 /// Refuses the functions that call, by name, one that is refused.
@@ -495,9 +501,6 @@ fn items(v: &Variable<'_>, symbols: &Symbols<'_>) -> Result<Vec<Item>, LoadError
                 }
                 Some(Symbol::Function(index)) => {
                     Value::Bits(masked(function_token(*index as usize).wrapping_add_signed(*offset), *mask))
-                }
-                Some(Symbol::Shared(at)) => {
-                    Value::Bits(masked(u64::from(*at).wrapping_add_signed(*offset), *mask))
                 }
                 _ => return Err(fail(format!("{name} in the initialiser of {} is not defined", v.name))),
             },

@@ -698,3 +698,38 @@ fn first_element_of_an_array_has_the_address_of_the_array() {
     let expected: Vec<u32> = (0..16).map(|i| i ^ 1).collect();
     assert_eq!(out.all::<u32>(), expected);
 }
+
+// Promise: S87
+#[test]
+fn kernel_is_charged_for_the_shared_variables_that_it_and_its_functions_name() {
+    let rig = Rig::new(
+        ".version 8.0\n.target sm_80\n.address_size 64\n\
+         .shared .align 4 .b8 one[1000]; .shared .align 4 .b8 two[2000]; .shared .align 4 .b8 three[4000];\n\
+         .func leaf() { .reg .u32 %r; .shared .align 4 .b8 own[100]; ld.shared.u32 %r, [three]; st.shared.u32 [own], %r; ret; }\n\
+         .func caller() { call.uni leaf, (); ret; }\n\
+         .func plain() { ret; }\n\
+         .visible .entry none() { call.uni plain, (); ret; }\n\
+         .visible .entry first() { .reg .u32 %r; ld.shared.u32 %r, [one+4]; ret; }\n\
+         .visible .entry second() { .reg .u64 %d; mov.u64 %d, two; ret; }\n\
+         .visible .entry through() { .reg .u32 %r; call.uni caller, (); ld.shared.u32 %r, [one]; ret; }\n\
+         .visible .entry shares(.param .u64 out) { .reg .u32 %r<4>; .reg .u64 %d;\n\
+           mov.u32 %r1, 7; st.shared.u32 [one], %r1; mov.u32 %r1, 9; st.shared.u32 [three], %r1;\n\
+           call.uni caller, (); ld.shared.u32 %r2, [one]; ld.shared.u32 %r3, [three]; mad.lo.u32 %r1, %r2, 100, %r3;\n\
+           ld.param.u64 %d, [out]; st.global.u32 [%d], %r1; ret; }\n\
+         .visible .entry pointed(.param .u64 f) { .reg .u64 %d; .reg .u32 %r; ld.param.u64 %d, [f]; ld.shared.u32 %r, [two];\n\
+           p: .callprototype _ (); call %d, (), p; ret; }\n",
+    );
+    let charged = |name: &str| {
+        let kernels = rig.linked.module().kernels();
+        kernels.iter().find(|kernel| kernel.name == name).expect("a kernel").static_shared
+    };
+    assert_eq!((charged("none"), charged("first"), charged("second")), (0, 1000, 2000));
+    // A function of the kernel has two variables.
+    assert_eq!((charged("through"), charged("shares")), (4100 + 1000, 4100 + 1000));
+    assert_eq!(charged("pointed"), 4100 + 2000, "any function may be called");
+    let output = Buffer::zeroed(4);
+    let mut rig = rig;
+    rig.map(&[&output]);
+    rig.run("shares", shape(1, 1), Params::new().buf(&output));
+    assert_eq!(output.get::<u32>(0), 709, "each variable has a place of its own");
+}

@@ -1,6 +1,7 @@
 //! Kernels and single instructions, compared with plain Rust.
 
 mod accesses;
+mod accuracy;
 mod common;
 mod extensions;
 mod hostile;

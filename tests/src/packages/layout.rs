@@ -69,6 +69,7 @@ impl Package {
                 ("libsoftgpu_cuda.so", "usr/lib/sluice/libsoftgpu_cuda.so", DATA),
                 ("libsoftgpu_nvml.so", "usr/lib/sluice/libsoftgpu_nvml.so", DATA),
                 ("softgpu-run", "usr/bin/softgpu-run", PROGRAM),
+                ("softgpu-ptxas", "usr/bin/softgpu-ptxas", PROGRAM),
             ],
             Self::Guest => &[
                 ("libsluice_guest.so", "usr/lib/sluice-guest/libcuda.so.1", DATA),
@@ -98,6 +99,7 @@ impl Package {
                 ("NOTICE", "usr/share/doc/sluice-host/NOTICE"),
             ],
             Self::Softgpu => &[
+                ("softgpu/README.md", "usr/share/doc/sluice-softgpu/README.md"),
                 ("packaging/host/softgpu.env", "usr/lib/sluice/softgpu.env"),
                 (
                     "packaging/host/softgpu.conf",

@@ -352,6 +352,9 @@ impl<'a> Lower<'a, '_> {
             [Operand::Name(p)] => (&[], Some(p)),
             _ => return self.fail("malformed"),
         };
+        if let Some(name) = proto.filter(|name| !self.prototypes.contains_key(name)) {
+            return self.unknown(name);
+        }
         let (target, signature) = match self.lookup(callee)? {
             Some(FunctionName::Register { slot, ty }) if ty.bytes() == 8 => {
                 let signature = proto.and_then(|p| self.prototypes.get(p)).cloned();

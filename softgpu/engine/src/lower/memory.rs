@@ -42,21 +42,24 @@ impl<'a> Lower<'a, '_> {
         let ty = self.memory_type(m)?;
         let space = m.space.unwrap_or(Space::Generic);
         let elements = self.elements(d, m.vector)?;
+        if space == Space::Param && matches!(address, Operand::Memory { base: None, .. }) {
+            return self.fail("a parameter is expected");
+        }
         if space == Space::Param
             && let Operand::Memory { base: Some(name), offset } = address
         {
             match self.lookup(name)? {
-                Some(FunctionName::Kernel { offset: at, size }) => {
+                Some(FunctionName::Kernel { offset: at, .. }) => {
                     for (n, element) in elements.iter().enumerate() {
                         let (d, reg) = self.dst_any(element, ty)?;
                         let at_in =
                             offset.wrapping_add(i64::from(ty.bytes()) * i64::try_from(n).unwrap_or(0));
-                        let end = at_in.checked_add(i64::from(ty.bytes()));
-                        if at_in < 0 || end.is_none_or(|e| e > i64::from(size)) {
+                        if at_in < 0 {
                             return self.fail(format!("the access is outside of parameter {name}"));
                         }
                         let wide = reg.bytes() == 8;
-                        let offset = at + u32::try_from(at_in).unwrap_or(0);
+                        // Beyond its parameter an access reads the next ones, and beyond all of them zeroes.
+                        let offset = at.saturating_add(u32::try_from(at_in).unwrap_or(u32::MAX));
                         let size = u8::try_from(ty.bytes()).unwrap_or(8);
                         let a = self.constant(Constant::Param { offset, size, signed: ty.signed(), wide })?;
                         self.mov(d, a, wide);

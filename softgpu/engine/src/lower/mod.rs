@@ -9,6 +9,7 @@
 mod comparison;
 mod control;
 mod data;
+mod grammar;
 mod image;
 mod matrix;
 mod mbarrier;
@@ -17,6 +18,7 @@ mod modifiers;
 mod operands;
 mod propagate;
 mod requirements;
+mod shared;
 mod stack;
 mod vectors;
 mod video;
@@ -33,6 +35,7 @@ use crate::regs::{NONE, UNITS};
 
 pub(crate) use control::signature;
 pub(crate) use modifiers::Modifiers;
+pub(crate) use shared::{SharedLayout, SharedVariable};
 
 pub(crate) type Res<T> = Result<T, LoadError>;
 
@@ -45,7 +48,7 @@ const MAX_SCOPES: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Symbol {
     Global(u32),
-    Shared(u32),
+    Shared(SharedVariable),
     /// Dynamic shared memory: follows the static part of the running kernel.
     Dynamic,
     Function(u32),
@@ -126,7 +129,7 @@ pub(crate) struct Lower<'a, 's> {
     label_at: Vec<u32>,
     branch_tables: HashMap<&'a str, Vec<&'a str>>,
     prototypes: HashMap<&'a str, Prototype>,
-    shared: &'s mut u32,
+    shared: &'s mut SharedLayout,
     guard: (u32, bool),
     line: u32,
     carry: u32,
@@ -147,8 +150,12 @@ pub(crate) struct Lowered {
 fn nothing(_: &crate::regs::Frame, _: &Inst, _: u32) {}
 
 impl<'a, 's> Lower<'a, 's> {
-    /// Lowers a function with a body. `shared` is the next free byte of static shared memory.
-    pub(crate) fn function(f: &Function<'a>, symbols: &'s Symbols<'a>, shared: &'s mut u32) -> Res<Lowered> {
+    /// Lowers a function with a body.
+    pub(crate) fn function(
+        f: &Function<'a>,
+        symbols: &'s Symbols<'a>,
+        shared: &'s mut SharedLayout,
+    ) -> Res<Lowered> {
         let mut lower = Lower {
             symbols,
             code: LoweredCode { name: f.name.to_owned(), defined: true, ..LoweredCode::default() },
@@ -268,7 +275,7 @@ impl<'a, 's> Lower<'a, 's> {
                 return self.fail("too many parameters");
             }
             params.push(crate::api::Param { offset, size, align: p.align });
-            self.declare(p.name, FunctionName::Kernel { offset, size });
+            self.declare(p.name, FunctionName::Kernel { offset, size })?;
         }
         for p in &f.returns {
             self.line = p.line;
@@ -284,7 +291,7 @@ impl<'a, 's> Lower<'a, 's> {
                 return self.unsupported("predicate parameters are not supported");
             }
             let slot = self.register(p.ty)?;
-            self.declare(p.name, FunctionName::Register { slot, ty: p.ty });
+            self.declare(p.name, FunctionName::Register { slot, ty: p.ty })?;
             return Ok(if p.ty.bytes() == 8 { Argument::Wide(slot) } else { Argument::Narrow(slot) });
         }
         let (first, words) = self.words(p)?;
@@ -301,7 +308,7 @@ impl<'a, 's> Lower<'a, 's> {
             Some(units) => self.slots(units)?,
             None => return self.fail(format!("parameter {} is too large", p.name)),
         };
-        self.declare(p.name, FunctionName::Words { first, bytes });
+        self.declare(p.name, FunctionName::Words { first, bytes })?;
         Ok((first, words))
     }
 
@@ -371,7 +378,7 @@ impl<'a, 's> Lower<'a, 's> {
                             None if *ty == Ty::B128 => self.register_of_128_bits()?,
                             None => FunctionName::Register { slot: self.register(*ty)?, ty: *ty },
                         };
-                        self.declare(name, what);
+                        self.declare(name, what)?;
                     }
                 }
                 Statement::Variable(v) => self.variable(v)?,
@@ -416,18 +423,18 @@ impl<'a, 's> Lower<'a, 's> {
                     return self.fail("too much local memory");
                 }
                 self.code.local_bytes = at + size;
-                self.declare(v.name, FunctionName::Local(at));
+                self.declare(v.name, FunctionName::Local(at))?;
             }
-            Space::Shared if v.external => self.declare(v.name, FunctionName::Dynamic),
+            Space::Shared if v.external => self.declare(v.name, FunctionName::Dynamic)?,
             Space::Shared => {
-                let at = place_shared(self.shared, v)?;
-                self.declare(v.name, FunctionName::Shared(at));
+                let at = self.shared.declared(v)?;
+                self.declare(v.name, FunctionName::Shared(at))?;
             }
             Space::Param => {
                 self.words(v)?;
             }
             _ => match self.symbols.nested.get(&(v.line, v.name)) {
-                Some(index) => self.declare(v.name, FunctionName::Global(*index)),
+                Some(index) => self.declare(v.name, FunctionName::Global(*index))?,
                 None => return self.fail(format!("{} is not in a space of functions", v.name)),
             },
         }
@@ -479,6 +486,7 @@ impl<'a, 's> Lower<'a, 's> {
 
     fn instruction(&mut self, inst: &Instruction<'a>) -> Res<()> {
         requirements::check(self.symbols.language, inst).or_else(|why| self.fail(why))?;
+        grammar::check(inst).or_else(|why| self.fail(why))?;
         if !requirements::is_executed(inst) {
             return self.unsupported("not supported by this device");
         }
@@ -545,20 +553,4 @@ fn spelled(inst: &Instruction<'_>) -> String {
         s.push_str(m);
     }
     s
-}
-
-/// Places a shared variable.
-pub(crate) fn place_shared(next: &mut u32, v: &Variable<'_>) -> Res<u32> {
-    let at = next.next_multiple_of(v.align.max(1));
-    match u32::try_from(v.size).ok().and_then(|s| at.checked_add(s)).filter(|&e| e <= 1 << 20) {
-        Some(end) => {
-            *next = end;
-            Ok(at)
-        }
-        None => Err(LoadError {
-            kind: LoadErrorKind::Syntax,
-            line: v.line,
-            message: format!("shared variable {} is too large", v.name),
-        }),
-    }
 }

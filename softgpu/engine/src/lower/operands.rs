@@ -65,10 +65,9 @@ impl<'a> Lower<'a, '_> {
 
     // ---- names ----
 
-    pub(super) fn declare(&mut self, name: &'a str, what: FunctionName) {
-        if let Some((_, scope)) = self.scopes.last_mut() {
-            scope.insert(name, what);
-        }
+    pub(super) fn declare(&mut self, name: &'a str, what: FunctionName) -> Res<()> {
+        let known = self.scopes.last_mut().and_then(|(_, scope)| scope.insert(name, what));
+        if known.is_some() { self.fail(format!("{name} is defined twice")) } else { Ok(()) }
     }
 
     pub(super) fn find(&self, name: &str) -> Option<FunctionName> {
@@ -148,11 +147,20 @@ impl<'a> Lower<'a, '_> {
 
     pub(super) fn check(&self, name: &str, reg: Ty, ty: Ty) -> Res<()> {
         let class = |t: Ty| if t == Ty::Pred { 0 } else { t.bytes() };
-        if class(reg) == class(ty) {
-            Ok(())
-        } else {
-            self.fail(format!("register {name} does not have the width of the instruction"))
+        if class(reg) != class(ty) {
+            return self.fail(format!("register {name} does not have the width of the instruction"));
         }
+        self.check_kind(name, reg, ty)
+    }
+
+    /// Checks that a register holds numbers of the instruction's kind: bits are any kind, and so is a register of bits.
+    fn check_kind(&self, name: &str, reg: Ty, ty: Ty) -> Res<()> {
+        let fits = match (reg, ty) {
+            (Ty::F16 | Ty::F32 | Ty::F64, _) if ty.integer() => false,
+            (Ty::F16 | Ty::F32 | Ty::F64 | Ty::F16x2, _) if ty.float() => reg == ty,
+            _ => !(reg.integer() && ty.float()),
+        };
+        if fits { Ok(()) } else { self.fail(format!("register {name} does not hold the instruction's type")) }
     }
 
     /// A destination register at least as wide as `ty`. Returns its own type too.
@@ -164,6 +172,7 @@ impl<'a> Lower<'a, '_> {
                 if reg == Ty::Pred || reg.bytes() < ty.bytes() {
                     return self.fail(format!("register {name} is too narrow"));
                 }
+                self.check_kind(name, reg, ty)?;
                 Ok((slot, reg))
             }
             Operand::Register(slot, reg) if reg.bytes() >= ty.bytes() => Ok((*slot, *reg)),
@@ -194,6 +203,7 @@ impl<'a> Lower<'a, '_> {
             if reg == Ty::Pred || reg.bytes() < ty.bytes() {
                 return self.fail(format!("register {name} is too narrow"));
             }
+            self.check_kind(name, reg, ty)?;
             return Ok((slot, reg.bytes() == 8));
         }
         if let Operand::Register(slot, reg) = operand
@@ -225,6 +235,9 @@ impl<'a> Lower<'a, '_> {
                     _ => *v,
                 };
                 self.bits(v, wide)
+            }
+            Operand::F32(_) | Operand::F64(_) if ty.integer() => {
+                self.fail("a constant with a fraction is not valid here")
             }
             Operand::F32(v) => match ty {
                 Ty::F64 => self.bits(f64::from(f32::from_bits(*v)).to_bits(), true),
@@ -323,7 +336,10 @@ impl<'a> Lower<'a, '_> {
                     self.constant(Constant::Reference(*index))
                 }
                 Some(Symbol::Function(index)) if wide => self.bits(function_token(*index as usize), true),
-                Some(Symbol::Shared(at)) => self.bits(u64::from(*at).wrapping_add_signed(offset), wide),
+                Some(Symbol::Shared(variable)) => {
+                    let at = self.shared.named(*variable, self.line, name)?;
+                    self.bits(u64::from(at).wrapping_add_signed(offset), wide)
+                }
                 Some(Symbol::Dynamic) => self.constant(Constant::Dynamic { base: 0, offset, wide }),
                 Some(Symbol::Undefined) => self.unknown(name),
                 Some(_) => self.fail(format!("the address of {name} has 64 bits")),
@@ -415,8 +431,9 @@ impl<'a> Lower<'a, '_> {
                     }
                     Ok((self.constant(Constant::Global { index: *index, offset: 0 })?, *offset, 0))
                 }
-                Some(Symbol::Shared(at)) if space == Space::Shared => {
-                    Ok((self.bits(u64::from(*at), false)?, *offset, flag::ADDR32))
+                Some(Symbol::Shared(variable)) if space == Space::Shared => {
+                    let at = self.shared.named(*variable, self.line, name)?;
+                    Ok((self.bits(u64::from(at), false)?, *offset, flag::ADDR32))
                 }
                 Some(Symbol::Dynamic) if space == Space::Shared => Ok((
                     self.constant(Constant::Dynamic { base: 0, offset: 0, wide: false })?,
@@ -428,8 +445,9 @@ impl<'a> Lower<'a, '_> {
                     *offset,
                     0,
                 )),
-                Some(Symbol::Shared(at)) if space == Space::Generic => {
-                    Ok((self.bits(SHARED_WINDOW.start + u64::from(*at), true)?, *offset, 0))
+                Some(Symbol::Shared(variable)) if space == Space::Generic => {
+                    let at = self.shared.named(*variable, self.line, name)?;
+                    Ok((self.bits(SHARED_WINDOW.start + u64::from(at), true)?, *offset, 0))
                 }
                 Some(Symbol::Undefined) | None => self.unknown(name),
                 Some(_) => self.fail(format!("{name} is not in the space of the instruction")),

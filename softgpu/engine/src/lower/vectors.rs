@@ -16,7 +16,7 @@ impl<'a> Lower<'a, '_> {
             for n in 1..count {
                 units = (self.register(ty)? - first) / u32::from(n);
             }
-            self.declare(name, FunctionName::Vector { first, units, count, ty });
+            self.declare(name, FunctionName::Vector { first, units, count, ty })?;
             self.has_vectors = true;
         }
         Ok(())

@@ -7,6 +7,7 @@ mod lex;
 mod parse;
 mod tree;
 
+pub use parse::NEWEST_ISA;
 pub(crate) use parse::parse;
 pub(crate) use tree::{
     Function, Init, Instruction, Language, Operand, Prototype, ReferenceDeclaration, Space, Statement, Tree,

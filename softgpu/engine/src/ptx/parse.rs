@@ -10,7 +10,7 @@ use super::tree::{Function, Language, Space, Tree, Ty, Variable};
 use crate::api::{LoadError, LoadErrorKind};
 
 /// The newest supported ISA version, times ten.
-const NEWEST_ISA: u64 = 95;
+pub const NEWEST_ISA: u64 = 95;
 /// Maximum nesting of constant expressions and initialisers.
 const MAX_DEPTH: u32 = 32;
 /// Maximum size of a variable with an initialiser, in bytes.

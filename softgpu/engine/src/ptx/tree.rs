@@ -105,6 +105,12 @@ impl Ty {
         matches!(self, Ty::S8 | Ty::S16 | Ty::S32 | Ty::S64 | Ty::S4)
     }
 
+    /// True for a type of integers with or without a sign. Bits are no numbers.
+    pub(crate) fn integer(self) -> bool {
+        use Ty::{S8, S16, S16x2, S32, S64, U8, U16, U16x2, U32, U64};
+        matches!(self, U8 | U16 | U32 | U64 | S8 | S16 | S32 | S64 | U16x2 | S16x2)
+    }
+
     /// True for a floating-point type, packed ones included.
     pub(crate) fn float(self) -> bool {
         matches!(self, Ty::F16 | Ty::Bf16 | Ty::F16x2 | Ty::Bf16x2 | Ty::Tf32 | Ty::F32 | Ty::F64)

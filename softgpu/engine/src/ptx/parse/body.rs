@@ -26,9 +26,6 @@ impl<'a> Parser<'a> {
                     }
                     out.push(Statement::Close);
                 }
-                Tok::Punct(b';') => {
-                    self.next();
-                }
                 Tok::Dot("reg") => {
                     self.next();
                     let (ty, _, vector) = self.type_and_align()?;

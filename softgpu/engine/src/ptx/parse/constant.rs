@@ -1,6 +1,7 @@
 //! Constant expressions. Each level of nesting is counted, so a text cannot exhaust the stack.
 
 use super::{MAX_DEPTH, Parser, Res};
+use crate::api::LoadError;
 use crate::ptx::lex::Tok;
 
 impl Parser<'_> {
@@ -57,6 +58,7 @@ impl Parser<'_> {
         if depth > MAX_DEPTH {
             return self.fail("expression too deep");
         }
+        let line = self.line();
         match self.next() {
             Tok::Int(v) => Ok(v),
             Tok::Punct(b'-') => Ok(self.unary(depth + 1)?.wrapping_neg()),
@@ -75,7 +77,8 @@ impl Parser<'_> {
                 Ok(v)
             }
             Tok::Ident("WARP_SZ") => Ok(32),
-            _ => self.fail("expected a constant"),
+            // The next token may be on another line.
+            _ => self.fail("expected a constant").map_err(|error: LoadError| LoadError { line, ..error }),
         }
     }
 }
