@@ -81,8 +81,8 @@ fn kernel_that_cannot_run_is_a_warning_that_names_it() {
 /// Calls a function of the driver.
 macro_rules! check {
     ($library:ident, $name:literal, ($($kind:ty),*), ($($argument:expr),*)) => {{
-        // SAFETY: the signature is that of the vendor's header.
         let function: Symbol<'_, unsafe extern "C" fn($($kind),*) -> c_int> =
+            // SAFETY: the signature is that of the vendor's header.
             unsafe { $library.get($name) }.expect("the driver has the function");
         // SAFETY: the arguments are places of this function, as the header wants them.
         let code = unsafe { function($($argument),*) };

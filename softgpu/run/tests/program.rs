@@ -12,8 +12,8 @@ pub(crate) const PROGRAM: [&str; 4] =
 /// Calls a function that has no result but its code.
 macro_rules! check {
     ($library:ident, $name:literal, ($($kind:ty),*), ($($argument:expr),*)) => {{
-        // SAFETY: the signature is that of the vendor's header.
         let function: Symbol<'_, unsafe extern "C" fn($($kind),*) -> c_int> =
+            // SAFETY: the signature is that of the vendor's header.
             unsafe { $library.get($name) }.expect("the library has the function");
         // SAFETY: the arguments are places of this function, as the header wants them.
         let code = unsafe { function($($argument),*) };
