@@ -99,6 +99,16 @@ const ALL: &[Phase] = &[
         hidden: false,
     },
     Phase {
+        name: "self-test-disk",
+        about: "A step that fills its disk, for a test of the frame.",
+        minutes: 1,
+        subjects: &[questions::self_test::WITH_FOLDER],
+        long: &[],
+        has_folder: true,
+        in_table: false,
+        hidden: true,
+    },
+    Phase {
         name: "self-test",
         about: "Steps that end badly, for tests of the frame.",
         minutes: 5,

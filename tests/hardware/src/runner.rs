@@ -168,6 +168,8 @@ impl Run {
         let temporary = has_folder.then(|| temporary(&self.out)).transpose()?;
         command.envs(temporary.as_ref().map(|folder| (TEMPORARY, folder.path())));
         let ended = child::run(&mut command, limit.min(left))?;
+        // A step that has filled the disk leaves room for its own messages.
+        drop(temporary);
         if let Err(failed) = self.files.log(question.name, &ended.log) {
             say(&format!("the log cannot be written: {failed:#}"));
         }

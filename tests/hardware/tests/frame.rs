@@ -135,3 +135,31 @@ fn unknown_phase_or_step_is_an_error() {
         assert!(String::from_utf8_lossy(&output.stderr).contains("is named no-such"));
     }
 }
+
+#[test]
+fn step_that_fills_its_disk_costs_only_itself() {
+    // The folder of results and the folders of steps are on a disk of 4 MiB, which only the run sees.
+    let script = "mount -t tmpfs -o size=4m tmpfs \"$TMPDIR\" && shift && \"$@\"; status=$?; cat \"$TMPDIR/out/results.jsonl\" >&2; \
+                  cat \"$TMPDIR/out/log.txt\"; ls \"$TMPDIR\"; exit $status";
+    let folder = tempfile::tempdir().expect("a folder");
+    let mounts = std::process::Command::new("unshare").args(["--mount", "true"]).status();
+    if !mounts.is_ok_and(|status| status.success()) {
+        return sluice_skip::skip("no file system can be mounted");
+    }
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).env("TMPDIR", folder.path());
+    let own = program();
+    command.arg("run").arg(own.get_program()).arg("run").arg(folder.path().join("out")).args(NO_DRIVER);
+    command.args(["--phase", "self-test-disk", "--phase", "self-test"]);
+    command.args(["--step", "self-test-fills-its-disk", "--step", "self-test-goes-on"]);
+    let output = command.output().expect("the program");
+    let (printed, lines) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let results: Vec<Value> = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let full = step(&results, "self-test-fills-its-disk");
+    assert_eq!(full["outcome"], "failed", "{full}\n{printed}");
+    assert!(full["reason"].as_str().is_some_and(|reason| reason.contains("No space left")), "{full}");
+    assert_eq!(step(&results, "self-test-goes-on")["outcome"], "answered");
+    assert_eq!(results.last().expect("a verdict")["kind"], "verdict");
+    // Its messages are in the log, and its folder is gone.
+    assert!(printed.contains("large gets 67108864 bytes") && printed.ends_with("\nout\n"), "{printed}");
+}

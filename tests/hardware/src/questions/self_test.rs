@@ -32,6 +32,15 @@ pub(crate) const QUESTIONS: &[Question] = &[
     question("self-test-goes-on", 5, |step| step.note("number", 44)),
 ];
 
+/// Bytes that a step writes at most, on a disk that is large enough.
+const MOST: usize = 64 << 20;
+
+pub(crate) const WITH_FOLDER: &[Question] = &[question("self-test-fills-its-disk", 20, |step| {
+    let file = step.temporary()?.join("large");
+    eprintln!("{} gets {MOST} bytes", file.display());
+    Ok(std::fs::write(file, vec![1; MOST])?)
+})];
+
 const fn question(name: &'static str, seconds: u32, ask: fn(&Step) -> Answer) -> Question {
     Question { name, question: "Does the frame hold?", expected: "Yes.", consequence: "None.", seconds, ask }
 }
