@@ -69,8 +69,11 @@ fn warm_worker_ends_with_a_fence_and_with_its_vm() {
     assert_eq!(place.post(1, "fence", &json!({ "reason": "test" })).status, 200);
     wait_gone(&warm);
     assert_eq!(place.post(1, "readmit", &json!({})).status, 200);
+    let next = wait_for(&daemon, 1)[0];
     let mut front = place.front(1);
-    let worker = watch(pid_of(&front.open(1))).expect("a process");
+    let worker = pid_of(&front.open(1));
+    assert_eq!(worker, next, "a VM that is readmitted has a warm worker again");
+    let worker = watch(worker).expect("a process");
     wait_for(&daemon, 2);
     assert!(is_alive(&worker));
     assert_eq!(place.api("DELETE", "/v1/vms/1", None).status, 204);
@@ -87,9 +90,8 @@ fn warm_worker_that_has_ended_is_replaced_by_a_new_one() {
     let process = watch(warm).expect("a process");
     signal(&process, Signal::KILL);
     wait_gone(&process);
-    let mut front = place.front(1);
-    assert_ne!(pid_of(&front.open(1)), warm);
-    wait_for(&daemon, 2);
+    let next = until(|| workers(&daemon), |found| found.len() == 1 && found[0] != warm);
+    assert_eq!(pid_of(&place.front(1).open(1)), next[0]);
 }
 
 #[test]
@@ -98,6 +100,11 @@ fn by_default_no_worker_waits() {
     let daemon = place.daemon().units(1).supervised();
     place.make_direct([1]);
     let mut front = place.front(1);
-    let worker = pid_of(&front.open(1));
-    assert_eq!(workers(&daemon), [worker]);
+    for session in 1..4 {
+        // By the next session any other worker would have been started.
+        let worker = pid_of(&front.open(session));
+        assert_eq!(workers(&daemon), [worker]);
+        assert_eq!(front.ask(&format!("close {session}")), format!("closed {session}"));
+        wait_for(&daemon, 0);
+    }
 }

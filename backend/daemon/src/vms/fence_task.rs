@@ -183,7 +183,7 @@ impl Vm {
 
     async fn look(&self, fence: &Fence, named: &[Rc<LaunchedProcess>], overdue: bool) -> Seen {
         let left = named.iter().filter(|worker| !worker.is_gone()).count();
-        let workers = self.sessions_left().max(left);
+        let workers = (self.sessions_left() + self.warm_left()).max(left);
         let mut has = Some(Has::default());
         // The memory is checked after the workers are gone, because only their end takes long.
         if workers == 0 && fence.step > FenceStep::Killed {

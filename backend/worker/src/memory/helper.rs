@@ -126,11 +126,7 @@ impl MemoryHelper {
             memory.age();
             due.age = None;
         }
-        if !memory.keeps_any() {
-            due.age = None;
-        } else if due.age.is_none() {
-            due.age = Some(now + AGE);
-        }
+        due.age = memory.ages().then(|| due.age.unwrap_or(now + AGE));
         due.report = memory.watch().then(|| now + REPORT);
     }
 

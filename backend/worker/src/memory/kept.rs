@@ -150,8 +150,14 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         old.into_iter().for_each(|(key, kept)| self.give_kept(key, kept));
     }
 
+    /// True if the watching thread must call [`Memory::age`] later.
+    pub(crate) fn ages(&mut self) -> bool {
+        self.is_ageing = self.keeps_any();
+        self.is_ageing
+    }
+
     /// True if group 0 keeps large allocations.
-    pub(crate) fn keeps_any(&self) -> bool {
+    pub(super) fn keeps_any(&self) -> bool {
         self.kept.0.iter().any(|((group, _), list)| *group == 0 && !list.is_empty())
     }
 
@@ -187,9 +193,13 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         self.is_watched
     }
 
-    /// True if the idle bytes have changed and no thread watches them; the caller then wakes one, which calls [`Memory::watch`].
+    /// True if the idle bytes have changed, or memory is kept, and no thread watches it; the caller then wakes one, which calls
+    /// [`Memory::watch`].
     pub(crate) fn begin_watch(&mut self) -> bool {
-        !self.is_reported() && !core::mem::replace(&mut self.is_watched, true)
+        let reports = !self.is_reported() && !core::mem::replace(&mut self.is_watched, true);
+        let ages = !self.is_ageing && self.keeps_any();
+        self.is_ageing |= ages;
+        reports || ages
     }
 
     /// Allocates without the source and the mapper: in a pool chunk that has room, or kept memory. `None`:

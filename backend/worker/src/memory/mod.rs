@@ -192,6 +192,8 @@ pub(crate) struct Memory<S, M> {
     idle: BTreeMap<i32, (u64, u64)>,
     /// True if a thread is about to report the idle bytes.
     is_watched: bool,
+    /// True if a thread is about to give back what is kept for long.
+    is_ageing: bool,
     /// Live allocations by address.
     live: BTreeMap<u64, Allocation>,
     /// Shares of chunks, by the address of their mapping.
@@ -222,6 +224,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             kept: Kept::new(),
             idle: BTreeMap::new(),
             is_watched: false,
+            is_ageing: false,
             live: BTreeMap::new(),
             shares: BTreeMap::new(),
             blocks: BTreeMap::new(),

@@ -259,16 +259,18 @@ fn large_allocation_of_the_same_size_takes_the_place_of_a_freed_one() {
     assert!(memory.free_at_hand(first));
     assert_eq!(memory.allocate_at_hand(0, 0, 32 * MIB), None, "of another size");
     assert_eq!(memory.allocate_at_hand(0, 0, 34 * MIB), Some(first));
+    assert!(!memory.begin_watch(), "nothing is idle, and nothing is kept");
     assert!(memory.free_at_hand(first));
+    assert!(memory.begin_watch(), "a thread must look after it");
     assert_eq!(mock.0.borrow().calls, calls, "source and mapper are not called");
 
     memory.age();
     assert_eq!(memory.allocate_at_hand(0, 0, 34 * MIB), Some(first), "kept since the last time");
     assert!(memory.free_at_hand(first));
     memory.age();
-    assert!(memory.keeps_any());
+    assert!(memory.ages());
     memory.age();
-    assert!(!memory.keeps_any());
+    assert!(!memory.ages());
     assert_eq!((mock.0.borrow().left, mock.0.borrow().idle), (128 * MIB, 0), "it is given back");
 }
 

@@ -46,7 +46,7 @@ impl Vm {
                 Err(error) => break Err(VmError::Device { vm, reason: error.to_string() }),
             };
             self.phase.send_replace(VmPhase::Running);
-            spawn_local(Rc::clone(&self).warm_up(Rc::clone(&device_process)));
+            spawn_local(Rc::clone(&self).keep_warm(Rc::clone(&device_process)));
             let mut sessions = JoinSet::new();
             for (serial, worker) in device_process.running() {
                 let (vm, device_process) = (Rc::clone(&self), Rc::clone(&device_process));

@@ -187,8 +187,8 @@ impl Vm {
 
     /// Serves one session: starts its worker, hands it to the device, and waits for its end.
     pub(super) async fn session(
-        self: &Rc<Self>,
-        device_process: &Rc<DeviceProcess>,
+        &self,
+        device_process: &DeviceProcess,
         serial: u64,
         (session, user): (u32, u32),
     ) {
@@ -229,9 +229,7 @@ impl Vm {
         };
         // From here on the device has the worker's only socket.
         drop(socket);
-        if handed {
-            spawn_local(Rc::clone(self).warm_up(Rc::clone(device_process)));
-        }
+        self.want_warm();
         let over = async {
             worker.gone().await;
             self.session_over(device_process, serial);

@@ -2,22 +2,29 @@
 //! neither a guest nor an arbiter, so it can lend and keep nothing.
 //!
 //! ```text
-//!            warm_up              it has its setup             take_warm
+//!         keep_warm             it has its setup             take_warm
 //!   Empty ───────────▶ Starting ───────────────────▶ Ready ──────────────▶ Empty
 //!     ▲                   │                            │   (its session's)
-//!     └───────────────────┴────────────────────────────┘
-//!        dismiss_warm: a fence, a change of units, the end of the device. The worker is killed.
+//!     │                   └────────────┬───────────────┘
+//!     │                                ▼ dismiss_warm: a fence, a change of units, the end of the device
+//!     └──────────────────────────── Ending
+//!         the process is gone
 //! ```
 
 use std::{
     cell::{Cell, RefCell},
     rc::Rc,
+    time::Duration,
 };
 
 use sluice_messages::inventory::Visible;
+use tokio::{sync::Notify, time::sleep};
 
 use super::{DeviceProcess, Vm};
-use crate::handover::running::Started;
+use crate::handover::{process::LaunchedProcess, running::Started};
+
+/// Time after which a VM without a warm worker looks if it can have one: it may be fenced, or its unit quarantined.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The place of a VM's warm worker.
 #[derive(Debug, Default)]
@@ -25,6 +32,7 @@ pub(super) struct WarmPlace {
     state: RefCell<WarmState>,
     /// The number of dismissals, by which a worker that is being started notices one.
     dismissals: Cell<u64>,
+    changed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -33,25 +41,62 @@ enum WarmState {
     Empty,
     Starting,
     Ready(Started, Visible),
+    Ending(Rc<LaunchedProcess>),
+}
+
+impl WarmPlace {
+    /// Its process, if it has one.
+    fn process(&self) -> Option<Rc<LaunchedProcess>> {
+        match &*self.state.borrow() {
+            WarmState::Ready(started, _) => Some(Rc::clone(&started.process)),
+            WarmState::Ending(process) => Some(Rc::clone(process)),
+            WarmState::Empty | WarmState::Starting => None,
+        }
+    }
 }
 
 impl Vm {
-    /// Starts a worker for the next session, if the configuration wants one and there is none.
-    pub(super) async fn warm_up(self: Rc<Self>, device_process: Rc<DeviceProcess>) {
+    /// Keeps a worker ready for the next session while the device runs, if the configuration wants one.
+    pub(super) async fn keep_warm(self: Rc<Self>, device_process: Rc<DeviceProcess>) {
+        if !self.configuration.warm_workers {
+            return;
+        }
+        let mut over = device_process.over.subscribe();
+        while !*over.borrow() {
+            self.warm_up().await;
+            let process = self.warm.process();
+            let ended = async {
+                match &process {
+                    Some(process) => process.gone().await,
+                    None => sleep(AGAIN).await,
+                }
+            };
+            tokio::select! {
+                () = ended => {}
+                () = self.warm.changed.notified() => {}
+                _ = over.wait_for(|over| *over) => {}
+            }
+            if process.is_some_and(|process| process.is_gone()) {
+                self.warm.state.replace(WarmState::Empty);
+            }
+        }
+    }
+
+    /// Starts a worker for the next session, if there is none and the VM may have one.
+    async fn warm_up(&self) {
         let is_served = self.checkpoint.admitted(self.id()).is_some() && self.has_sound_units();
         let is_empty = matches!(*self.warm.state.borrow(), WarmState::Empty);
-        if !self.configuration.warm_workers || !is_empty || !is_served || *device_process.over.borrow() {
+        if !is_empty || !is_served || *self.moving.borrow() {
             return;
         }
         self.warm.state.replace(WarmState::Starting);
         let dismissals = self.warm.dismissals.get();
         let visible = self.visible();
-        let started = self.launch_worker(0).await;
-        let next = match started {
+        let next = match self.launch_worker(0).await {
             Ok(started) if self.warm.dismissals.get() == dismissals => WarmState::Ready(started, visible),
             Ok(unwanted) => {
                 unwanted.process.kill();
-                WarmState::Empty
+                WarmState::Ending(unwanted.process)
             }
             Err(reason) => {
                 if self.may_log() {
@@ -63,21 +108,23 @@ impl Vm {
         self.warm.state.replace(next);
     }
 
-    /// Takes the warm worker for a session.
+    /// Takes the warm worker for a session. The caller calls [`Self::want_warm`] once the session has it.
     pub(super) fn take_warm(&self) -> Option<Started> {
         let mut state = self.warm.state.borrow_mut();
-        let (started, visible) = match std::mem::take(&mut *state) {
-            WarmState::Ready(started, visible) => (started, visible),
+        match std::mem::take(&mut *state) {
+            WarmState::Ready(started, visible) if visible == self.visible() && !started.process.is_gone() => {
+                Some(started)
+            }
             other => {
                 *state = other;
-                return None;
+                None
             }
-        };
-        if started.process.is_gone() || visible != self.visible() {
-            started.process.kill();
-            return None;
         }
-        Some(started)
+    }
+
+    /// Lets the next warm worker start.
+    pub(super) fn want_warm(&self) {
+        self.warm.changed.notify_one();
     }
 
     /// Ends the warm worker, also if it is being started.
@@ -86,15 +133,20 @@ impl Vm {
         let mut state = self.warm.state.borrow_mut();
         if let WarmState::Ready(started, _) = &*state {
             started.process.kill();
-            *state = WarmState::Empty;
+            *state = WarmState::Ending(Rc::clone(&started.process));
+            self.warm.changed.notify_one();
         }
     }
 
     /// The process of the warm worker.
     pub(crate) fn warm_worker(&self) -> Option<u32> {
-        match &*self.warm.state.borrow() {
-            WarmState::Ready(started, _) => Some(started.process.number()),
-            WarmState::Empty | WarmState::Starting => None,
-        }
+        self.warm.process().map(|process| process.number())
+    }
+
+    /// The number of warm workers that a fence waits for: 1 while one is not reaped, or may still be started.
+    pub(crate) fn warm_left(&self) -> usize {
+        let is_starting = matches!(*self.warm.state.borrow(), WarmState::Starting);
+        let is_left = self.warm.process().is_some_and(|process| !process.is_gone());
+        usize::from(is_starting || is_left)
     }
 }
