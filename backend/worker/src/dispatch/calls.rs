@@ -72,13 +72,13 @@ macro_rules! serve {
 /// Hands a call to its helper: at once, or after all posted work.
 macro_rules! hand {
     (memory sync $this:ident $job:ident) => {
-        $this.shared.helper.memory($job)
+        $this.memory_job($job)
     };
     (memory $ordered:ident $this:ident $job:ident) => {
         $this.ordered(QueueItem::Memory($job))
     };
     (module sync $this:ident $job:ident) => {
-        $this.shared.helper.module($job)
+        $this.module_job($job)
     };
     (module $ordered:ident $this:ident $job:ident) => {
         $this.ordered(QueueItem::Module(Box::new($job)))

@@ -64,7 +64,7 @@ impl Dispatcher {
         let (to, flags) = (reply_to(header), args.flags);
         let caller = caller.or_else(|| plan.uses.contexts.first().copied());
         let job = GraphJob::Make { to, id, serial, flags, plan, caller };
-        self.shared.helper.module(ModuleJob::Graph(Box::new(job)));
+        self.module_job(ModuleJob::Graph(Box::new(job)));
         Ok(None)
     }
 

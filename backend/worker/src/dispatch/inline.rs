@@ -68,7 +68,7 @@ impl Inline for Dispatcher {
         self.devices =
             (0..devices).map(|ordinal| self.shared.driver.device(ordinal)).collect::<Result<_, _>>()?;
         self.greeted = true;
-        self.shared.helper.memory(MemoryJob::Hello { process: args.process });
+        self.memory_job(MemoryJob::Hello { process: args.process });
         Ok(Some(wire::session_hello::Reply { driver_version, devices }))
     }
 
@@ -119,7 +119,7 @@ impl Inline for Dispatcher {
         let id = args.context.0;
         self.contexts.reserve(id)?;
         self.bind(args.stream, Binding::Reserved);
-        self.shared.helper.memory(MemoryJob::ContextCreate {
+        self.memory_job(MemoryJob::ContextCreate {
             to: reply_to(header),
             id,
             device,
@@ -147,7 +147,7 @@ impl Inline for Dispatcher {
         }
         // The module helper may still have jobs of the context, so it gets this job first.
         self.shared.helper.memory_announced();
-        self.shared.helper.module(ModuleJob::ContextDestroy { to: reply_to(header), context, allocations });
+        self.module_job(ModuleJob::ContextDestroy { to: reply_to(header), context, allocations });
         Ok(None)
     }
 

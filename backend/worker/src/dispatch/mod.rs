@@ -338,7 +338,7 @@ impl Dispatcher {
                     self.map.allocated(address, bytes, context);
                 }
                 Notice::Allocated { address, .. } => {
-                    self.shared.helper.memory(MemoryJob::FreeAll(vec![address]));
+                    self.memory_job(MemoryJob::FreeAll(vec![address]));
                 }
                 Notice::Reach { address, bytes, device, may } => {
                     self.map.reach(address, bytes, device, may);
@@ -568,6 +568,19 @@ impl Dispatcher {
         }
     }
 
+    /// Sends a job to the memory helper at once.
+    fn memory_job(&mut self, job: MemoryJob) {
+        let Dispatcher { shared, current, submitter, .. } = self;
+        shared.helper.memory_announced();
+        shared.helper.announced_memory(job, || mark_before_wait(submitter, current));
+    }
+
+    /// Sends a job to the module helper at once.
+    fn module_job(&mut self, job: ModuleJob) {
+        let Dispatcher { shared, current, submitter, .. } = self;
+        shared.helper.module(job, || mark_before_wait(submitter, current));
+    }
+
     /// The session's memory, if no thread uses it and no job waits for it: an operation that needs no call of the driver is
     /// then done at once, without the helper.
     fn memory_at_hand(&self) -> Option<MutexGuard<'_, SessionMemory>> {
@@ -627,6 +640,14 @@ impl Dispatcher {
         self.texture_references.forget(|reference| reference.context == context);
         self.surface_references.forget(|reference| reference.context == context);
         self.map.context_gone(context)
+    }
+}
+
+/// Marks all work before the dispatcher waits, if it has the submitter.
+#[cold]
+fn mark_before_wait(submitter: &mut Option<Box<Submitter>>, current: &mut Current) {
+    if let Some(submitter) = submitter {
+        submitter.mark_before_wait(current);
     }
 }
 

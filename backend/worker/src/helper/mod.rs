@@ -15,7 +15,7 @@ use sluice_messages::{
 };
 use std::sync::{
     Arc,
-    mpsc::{Receiver, SyncSender, sync_channel},
+    mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
 };
 
 /// Jobs that may wait for a helper; at this limit the dispatcher waits, which delays this session only.
@@ -47,7 +47,7 @@ impl Helper {
 
     pub(crate) fn memory(&self, job: MemoryJob) {
         self.memory_announced();
-        self.announced_memory(job);
+        self.announced_memory(job, || {});
     }
 
     /// Announces a memory job that is sent later.
@@ -55,12 +55,9 @@ impl Helper {
         self.memory_jobs.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Sends the announced job.
-    pub(crate) fn announced_memory(&self, job: MemoryJob) {
-        // A helper that is gone has panicked, and the process is about to end.
-        if self.memory.send(Box::new(job)).is_err() {
-            tracing::error!("the memory helper is gone");
-        }
+    /// Sends the announced job. `before_wait` is called if the queue is full, before the thread waits for room.
+    pub(crate) fn announced_memory(&self, job: MemoryJob, before_wait: impl FnOnce()) {
+        send(&self.memory, job, before_wait);
     }
 
     /// Waits until the memory helper has done all jobs that were sent to it. Not for that helper itself.
@@ -71,10 +68,9 @@ impl Helper {
         let _ended = settled.recv();
     }
 
-    pub(crate) fn module(&self, job: ModuleJob) {
-        if self.modules.send(Box::new(job)).is_err() {
-            tracing::error!("the module helper is gone");
-        }
+    /// Sends a job to the module helper. `before_wait` is as for [`Helper::announced_memory`].
+    pub(crate) fn module(&self, job: ModuleJob, before_wait: impl FnOnce()) {
+        send(&self.modules, job, before_wait);
     }
 
     /// Makes the memory helper tend idle memory: the arbiters' recalls, and reports. It counts as no job, because calls that use the
@@ -96,6 +92,21 @@ impl Helper {
     }
 }
 
+fn send<J>(queue: &SyncSender<Box<J>>, job: J, before_wait: impl FnOnce()) {
+    let is_sent = match queue.try_send(Box::new(job)) {
+        Ok(()) => true,
+        Err(TrySendError::Full(job)) => {
+            before_wait();
+            queue.send(job).is_ok()
+        }
+        Err(TrySendError::Disconnected(_)) => false,
+    };
+    // A helper that is gone has panicked, and the process is about to end.
+    if !is_sent {
+        tracing::error!("a helper thread is gone");
+    }
+}
+
 /// The worker's end of the socket to its device.
 pub(crate) type Control = Channel<ToWorker, FromWorker>;
 
@@ -103,5 +114,18 @@ pub(crate) type Control = Channel<ToWorker, FromWorker>;
 pub(crate) fn report(control: &Control, message: FromWorker) {
     if let Err(error) = control.send(&message, &[]) {
         tracing::warn!(%error, "cannot send to the device");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thread_learns_that_it_is_about_to_wait_for_room() {
+        let (queue, inbox) = sync_channel(1);
+        send(&queue, 1, || panic!("there is room"));
+        send(&queue, 2, || assert_eq!(inbox.recv(), Ok(Box::new(1))));
+        assert_eq!(inbox.recv(), Ok(Box::new(2)));
     }
 }

@@ -159,7 +159,8 @@ impl ModuleHelper {
                         );
                     }
                     self.forget(context.context);
-                    self.helper.announced_memory(MemoryJob::ContextDestroy { to, context, allocations });
+                    let job = MemoryJob::ContextDestroy { to, context, allocations };
+                    self.helper.announced_memory(job, || {});
                 }
                 ModuleJob::Detach { arena } => self.helper.memory(MemoryJob::Detach { arena }),
             }

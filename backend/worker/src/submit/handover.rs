@@ -31,8 +31,9 @@ pub(super) trait HandedOver {
 pub(super) enum SubmitStep<S, I> {
     /// The submitter has to settle, and is then given back.
     Settle(S),
-    /// The first item is not admitted; `mixed` is true if the queue has items of more than one stream.
-    Refused { mixed: bool },
+    /// The first item is not admitted; `mixed` is true if the queue has items of more than one stream. The submitter is given back
+    /// before the thread waits.
+    Refused { submitter: S, mixed: bool },
     /// The item has to be performed, and the submitter is then given back; `last` is true if no item waits behind it.
     Perform { submitter: S, item: I, last: bool },
 }
@@ -150,26 +151,28 @@ impl<S: HandedOver, I: QueuedItem> Handover<S, I> {
         state
     }
 
-    /// Waits for the submitter thread's next step. `admits` is true if the first item may be submitted now.
-    pub(super) fn next(&self, mut admits: impl FnMut(&mut S, &I) -> bool) -> SubmitStep<S, I> {
+    /// Waits for the submitter thread's next step. `admits` is true if the first item may be submitted now. It is called under the lock,
+    /// for which the dispatcher may wait.
+    pub(super) fn next(&self, mut admits: impl FnMut(&S, &I) -> bool) -> SubmitStep<S, I> {
         let mut state = self.lock();
         loop {
             if let Some(submitter) = state.submitter.take_if(|submitter| submitter.is_stuck()) {
                 state.submitting = true;
                 return SubmitStep::Settle(submitter);
             }
-            let HandoverState { items, submitter, mixed, .. } = &mut *state;
-            if let (Some(first), Some(present)) = (items.front(), submitter.as_mut()) {
-                if !admits(present, first) {
-                    return SubmitStep::Refused { mixed: *mixed };
-                }
-                if let (Some(item), Some(submitter)) = (items.pop_front(), submitter.take()) {
-                    state.bytes -= item.bytes();
-                    state.submitting = true;
-                    let last = state.items.is_empty();
-                    state.mixed &= !last;
-                    return SubmitStep::Perform { submitter, item, last };
-                }
+            let HandoverState { items, submitter, .. } = &mut *state;
+            if let Some(first) = items.front()
+                && let Some(submitter) = submitter.take()
+            {
+                let item = if admits(&submitter, first) { items.pop_front() } else { None };
+                state.submitting = true;
+                let Some(item) = item else {
+                    return SubmitStep::Refused { submitter, mixed: state.mixed };
+                };
+                state.bytes -= item.bytes();
+                let last = state.items.is_empty();
+                state.mixed &= !last;
+                return SubmitStep::Perform { submitter, item, last };
             }
             state = self.wait(state);
         }
@@ -241,7 +244,10 @@ mod model {
                     submitter.stuck = false;
                     handover.give_back(submitter);
                 }
-                SubmitStep::Refused { .. } => refused += 1,
+                SubmitStep::Refused { submitter, .. } => {
+                    refused += 1;
+                    handover.give_back(submitter);
+                }
                 SubmitStep::Perform { submitter, item: ModelItem(END, _), last } => {
                     assert!(last, "an item behind the last");
                     return submitter.performed;

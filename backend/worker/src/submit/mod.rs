@@ -625,6 +625,12 @@ impl Submitter {
         }
     }
 
+    /// Marks all work and notifies the completion thread, for a caller that is about to wait.
+    pub(crate) fn mark_before_wait(&mut self, current: &mut Current) {
+        self.mark(current);
+        self.announce();
+    }
+
     /// Marks the work of a stream.
     pub(crate) fn mark_stream(&mut self, current: &mut Current, slot: u32) {
         if let Some(work) = self.unmarked.of_stream(slot) {

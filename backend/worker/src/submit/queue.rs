@@ -135,9 +135,6 @@ impl SubmitQueue {
                     return true;
                 }
                 device = work.target.device;
-                // The submitter thread waits for the end of the work in flight, and nothing else would mark that work.
-                submitter.mark(&mut current);
-                submitter.announce();
                 false
             });
             match next {
@@ -145,7 +142,12 @@ impl SubmitQueue {
                     submitter.settle(&mut current);
                     self.handover.give_back(submitter);
                 }
-                SubmitStep::Refused { mixed } => admitted = self.time.wait(device, mixed, &mut wait),
+                SubmitStep::Refused { mut submitter, mixed } => {
+                    // The wait is for the end of the work in flight.
+                    submitter.mark_before_wait(&mut current);
+                    self.handover.give_back(submitter);
+                    admitted = self.time.wait(device, mixed, &mut wait);
+                }
                 SubmitStep::Perform { mut submitter, item, last } => {
                     (wait, admitted) = (AdmissionWait::default(), false);
                     if last {
@@ -162,8 +164,7 @@ impl SubmitQueue {
                         item => perform(item, &mut submitter, &mut current, driver, session, helper),
                     }
                     if last {
-                        submitter.mark(&mut current);
-                        submitter.announce();
+                        submitter.mark_before_wait(&mut current);
                     }
                     self.handover.give_back(submitter);
                 }
@@ -253,8 +254,8 @@ pub(crate) fn perform(
         }
         QueueItem::Mark(slot) => submitter.mark_stream(current, slot),
         QueueItem::EventDestroy(to, event) => session.conclude(to, driver.event_destroy(event)),
-        QueueItem::Memory(job) => helper.announced_memory(job),
-        QueueItem::Module(job) => helper.module(*job),
+        QueueItem::Memory(job) => helper.announced_memory(job, || submitter.mark_before_wait(current)),
+        QueueItem::Module(job) => helper.module(*job, || submitter.mark_before_wait(current)),
     }
 }
 
