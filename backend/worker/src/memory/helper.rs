@@ -273,16 +273,18 @@ impl MemoryHelper {
         self.end_peers(is)
     }
 
-    /// Ends pairs of contexts. A device has access as long as one pair of contexts has.
+    /// Ends pairs of contexts. A device has access as long as one pair of contexts has. After a failure the other pairs are still ended.
     fn end_peers(&mut self, ends: impl Fn(&[GuestContext; 2]) -> bool) -> Result<(), Code> {
         let ended: Vec<_> = self.peers.extract_if(.., |pair| ends(pair)).collect();
+        let mut result = Ok(());
         for [from, to] in ended {
             let devices = (from.device, to.device);
             if !self.peers.iter().any(|[from, to]| (from.device, to.device) == devices) {
-                self.memory().set_peer(0, to.device, from.device, AccessFlags::None)?;
+                let taken_back = self.memory().set_peer(0, to.device, from.device, AccessFlags::None);
+                result = result.and(taken_back);
             }
         }
-        Ok(())
+        result
     }
 
     fn release(&mut self, context: &GuestContext) -> Result<(), Code> {
@@ -294,11 +296,15 @@ impl MemoryHelper {
         .inspect(|()| self.memory_source.context_gone(context.device, context.context))
     }
 
+    /// Destroys a context with its memory and its access to other contexts. The context is released even if one of these is not.
     fn destroy(&mut self, context: &GuestContext, allocations: &[u64]) -> Result<(), Code> {
+        let mut result = Ok(());
         for address in allocations {
-            self.memory().free(*address)?;
+            let freed = self.memory().free(*address);
+            result = result.and(freed);
         }
-        self.end_peers(|pair| pair.iter().any(|of| of.context == context.context))?;
+        let ended = self.end_peers(|pair| pair.iter().any(|of| of.context == context.context));
+        result = result.and(ended);
         self.current = Current::default();
         self.memory().mapper().context_gone(context.context);
         self.contexts.retain(|other| other.context != context.context);
@@ -312,10 +318,11 @@ impl MemoryHelper {
         }
         self.release(context)?;
         self.heaps.gone(context.context);
-        match self.contexts.first().copied() {
+        let pinned = match self.contexts.first().copied() {
             Some(other) => self.pin_all(&other),
             None => Ok(()),
-        }
+        };
+        result.and(pinned)
     }
 
     /// Pins every arena that is not pinned yet.
