@@ -59,9 +59,10 @@ pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
     process.current()?;
     GRAPHS.potentially_unsafe()?;
     if let Some(aside) = process.managed.forget(address) {
-        process.arena.unpin(&process.session, &process.streams, address)?;
+        let unpinned = process.arena.unpin(&process.session, &process.streams, address);
+        // Work never uses the memory that was set aside, so it is freed in any case.
         process.device_map.free_unused(&process.session, aside);
-        return Ok(());
+        return unpinned;
     }
     if let Some(kept) = GRAPHS.free_outside(address)? {
         process.streams.wait_all(&process.session)?;
