@@ -94,8 +94,8 @@ macro_rules! for_each_wire_call {
                 /// Frees an allocation when the header's stream has completed its earlier work.
                 0x0104 post memory_free_ordered(address: DeviceAddress) -> ();
 
-                /// Launches a kernel. The guest has checked everything that the driver would refuse at once. Its end is published when
-                /// `mark` asks for it, or else by and by; the end of all other work without being asked for.
+                /// Launches a kernel. The guest has checked everything that the driver would refuse at once. Its end is published soon
+                /// after `mark` asks for it, and otherwise some time later. The end of all other work is published without a request.
                 0x0300 post launch<'a>(function: Id<Function>, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool,
                     attributes: LaunchAttributes<'a>, parameters: ParameterBytes<'a>) -> ();
                 /// Asks for the end of everything that was posted before to the stream in a slot. The call is no work: it has no sequence.

@@ -243,7 +243,7 @@ pub(crate) fn cuMemGetLocationInfo(
         return Err(Error::INVALID_VALUE);
     }
     process.managed.check(start, bytes as u64)?;
-    // Other devices do not tell.
+    // A device without concurrent access to managed memory does not support this query.
     every_device_is_concurrent(process).map_err(|_| Error::NOT_SUPPORTED)?;
     let host = Location { kind: Location::HOST, id: 0 };
     (0..bytes.div_ceil(summary)).try_for_each(|index| places.set_at(index, host))

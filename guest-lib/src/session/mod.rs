@@ -303,7 +303,8 @@ impl Session {
     }
 
     /// Waits until everything posted to these stream slots, up to a sequence of each, is complete. It asks for all of them before the
-    /// first wait, so that no work that is posted meanwhile is waited for.
+    /// first wait. So a wait includes no work that the same thread posts after it, and of other threads at most what they post while
+    /// it begins.
     pub(crate) fn wait_all(&self, ends: impl IntoIterator<Item = (u32, u64)>) -> Result {
         let mut open: Vec<_> = ends.into_iter().collect();
         open.retain(|(slot, sequence)| !self.is_complete(*slot, *sequence));

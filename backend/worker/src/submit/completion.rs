@@ -187,7 +187,8 @@ impl Completion {
     }
 
     /// Waits until everything that is complete now is published, for a thread that may not call the driver. `slot` and
-    /// `sequence` are those of work of the caller, which is not complete. The caller publishes something itself then, and wakes the guest. One thread at a time calls this.
+    /// `sequence` are those of work of the caller, which is not complete. The caller publishes something itself then, and wakes
+    /// the guest. One thread at a time calls this.
     pub(crate) fn settle_for(&self, (slot, sequence): (u32, u64)) {
         // A slot counts as pending until its completed work is published.
         if !self.fences.is_pending_beside(slot) && self.session.completed(slot) + 1 >= sequence {

@@ -89,7 +89,7 @@ impl Model {
 
 proptest! {
     // Promise: P52
-    /// For any sequence of work: a marker that somebody may wait for precedes all later work that takes time, no marker orders two
+    /// For any sequence of work: a marker that a wait may need precedes all later work that takes time, no marker orders two
     /// streams that the work did not order, work that stands apart follows marked work only, and each ticket is kept once.
     #[test]
     fn markers_follow_their_work(steps in prop::collection::vec(step(), 0..400)) {

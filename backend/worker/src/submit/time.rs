@@ -37,7 +37,7 @@ const HEARTBEAT: Duration = Duration::from_millis(10);
 /// work that is held back.
 const STUCK: Duration = Duration::from_millis(20);
 /// Launches of a stream for a marker, while no other VM requests their device and while one does. With the marker's record, the query
-/// and the query for the time, the driver has 1.05 calls for a launch at most, or 1.3.
+/// and the query for the time, the driver has 1.05 calls for a launch at most, or 1.25.
 pub(crate) const PIECES_ALONE: u32 = 64;
 pub(crate) const PIECES_SHARED: u32 = 12;
 /// Parts of a window for each of which there is a marker.

@@ -7,8 +7,8 @@
 //!                 launch                      launch: joins the open work
 //!              ┌──────────┐                  ┌────┐
 //!              │          ▼                  │    ▼
-//!        ┌─────┴────┐   ┌───────────────────────────┐   other work, or a launch of which    ┌─────────────────┐
-//!   ───► │  marked  │   │  open: nothing asks for   │ ─ the end must be seen by itself ──► │ due: the marker │
+//!        ┌─────┴────┐   ┌───────────────────────────┐   other work, or a launch that        ┌─────────────────┐
+//!   ───► │  marked  │   │  open: nothing asks for   │ ─ needs a marker of its own ────────► │ due: the marker │
 //!        └──────────┘   │  the end of this work     │                                       │ stands directly │
 //!          ▲      ▲     └─────────────┬─────────────┘   work that takes no time joins ────► │ behind this work│
 //!          │      │                   │                                                     └────────┬────────┘
@@ -17,8 +17,8 @@
 //!          └───────── the next work that takes time, or work of another stream; an empty ring ────────┘
 //! ```
 //!
-//! - A wait never includes work that was posted after it: a guest asks for the end of its launches by a place in the ring, and other
-//!   work is due, so its marker precedes all later work.
+//! - A wait never includes work that was posted after its request: a guest asks for the end of its launches by a place in the ring, and
+//!   other work is due, so its marker precedes all later work.
 //! - A marker orders nothing that the work did not order: an event in the legacy default stream waits for the blocking streams of its
 //!   context, and they for it, so open work of the one is marked before work of the other.
 //! - Work that holds its stream, such as a wait or a function of the guest, or that other work follows in an order which the guest can
