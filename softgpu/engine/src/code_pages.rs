@@ -50,8 +50,10 @@ pub(crate) const MAX_SAVED: usize = 16 * 64;
 /// The memory of a thread for its runs.
 #[repr(C)]
 pub(crate) struct RunScratch {
-    /// Start and length of the range that each site accessed last.
-    ranges: [[u64; 2]; SITES],
+    /// Start and length of the range that each site read last, and of the one that it wrote last. Accesses share sites, and a range for
+    /// reading may be read-only.
+    read: [[u64; 2]; SITES],
+    written: [[u64; 2]; SITES],
     /// The addresses of each load, for eight lanes: the first one, their shape, and all.
     first: [u64; MAX_LOADS],
     shape: [u32; MAX_LOADS],
@@ -77,7 +79,8 @@ macro_rules! offset {
 }
 
 impl RunScratch {
-    pub(crate) const RANGES: i32 = offset!(ranges);
+    pub(crate) const READ: i32 = offset!(read);
+    pub(crate) const WRITTEN: i32 = offset!(written);
     pub(crate) const FIRST: i32 = offset!(first);
     pub(crate) const SHAPE: i32 = offset!(shape);
     pub(crate) const LANES: i32 = offset!(lanes);
@@ -87,11 +90,12 @@ impl RunScratch {
     pub(crate) const VALUES: i32 = offset!(values);
     pub(crate) const SAVED: i32 = offset!(saved);
 
-    /// Makes a range that permits the access the range of a site. Returns false if it was that already.
-    pub(crate) fn enter(&mut self, site: usize, range: &Range<u64>) -> bool {
+    /// Makes a range that permits the access the range of a site for reading or for writing. Returns false if it was that already.
+    pub(crate) fn enter(&mut self, site: usize, write: bool, range: &Range<u64>) -> bool {
         // A length fits a signed comparison.
         let new = [range.start, (range.end - range.start).min(u64::MAX >> 1)];
-        let Some(known) = self.ranges.get_mut(site) else { return false };
+        let ranges = if write { &mut self.written } else { &mut self.read };
+        let Some(known) = ranges.get_mut(site) else { return false };
         core::mem::replace(known, new) != new
     }
 }
@@ -99,7 +103,8 @@ impl RunScratch {
 impl Default for RunScratch {
     fn default() -> RunScratch {
         RunScratch {
-            ranges: [[0; 2]; SITES],
+            read: [[0; 2]; SITES],
+            written: [[0; 2]; SITES],
             first: [0; MAX_LOADS],
             shape: [0; MAX_LOADS],
             lanes: [[0; 8]; MAX_LOADS],
@@ -154,7 +159,7 @@ pub(crate) enum RunEnd {
     Done,
     /// The interpreter must execute the instructions of the run, which has had no effect.
     Declined,
-    /// An address of an access is not in the range of its site. The run has had no effect.
+    /// An address of an access is not in the range of its site for reading or for writing. The run has had no effect.
     Missed {
         site: usize,
         write: bool,

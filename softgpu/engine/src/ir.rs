@@ -594,7 +594,7 @@ impl Translation {
                 return None;
             }
             let found = range(call.missed, write).filter(|range| range.contains(&call.missed))?;
-            if !call.scratch.enter(site, &found) {
+            if !call.scratch.enter(site, write, &found) {
                 return None;
             }
             (call.running, call.left) = (0, call.budget);

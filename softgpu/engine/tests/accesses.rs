@@ -359,6 +359,27 @@ fn fault_of_an_access_to_global_memory_has_its_thread_and_line() {
     assert!((64..96).all(|n| b[n] == 9) && (96..128).all(|n| b[n] == 1), "{b:?}");
 }
 
+#[test]
+fn store_of_a_called_function_never_writes_what_its_caller_may_only_read() {
+    let mut rig = Rig::new(
+        ".version 8.7\n.target sm_90\n.address_size 64\n\
+         .func store(.param .b64 p, .param .b32 v)\n\
+         { .reg .b32 %r<9>; .reg .b64 %d<9>;\n\
+         ld.param.b64 %d0, [p]; ld.param.b32 %r0, [v]; add.u32 %r0, %r0, 1; mul.lo.u32 %r0, %r0, 3; xor.b32 %r0, %r0, 5;\n\
+         st.global.u32 [%d0], %r0; ret; }\n\
+         .visible .entry k(.param .u64 a)\n\
+         { .reg .b32 %r<9>; .reg .b64 %d<9>; .param .b64 p; .param .b32 v;\n\
+         ld.param.u64 %d0, [a]; mov.u32 %r0, %tid.x; mul.wide.u32 %d1, %r0, 4; add.u64 %d2, %d0, %d1;\n\
+         ld.global.u32 %r1, [%d2]; add.u32 %r1, %r1, 1;\n\
+         st.param.b64 [p], %d2; st.param.b32 [v], %r1; call.uni store, (p, v); ret; }\n",
+    );
+    let a = Buffer::of::<u32>(&[9; 32]);
+    rig.table.ranges.push((a.range(), false));
+    let fault = rig.launch("k", shape(1, 32), Params::new().buf(&a)).unwrap_err();
+    assert_eq!((fault.kind, fault.address), (FaultKind::IllegalAddress, a.addr()));
+    assert_eq!(a.all::<u32>(), [9; 32]);
+}
+
 // Promise: S74
 #[test]
 fn store_and_load_of_one_address_keep_their_order() {

@@ -94,12 +94,13 @@ impl Emitter<'_> {
         self.code.raw(&value.to_le_bytes());
     }
 
-    /// Start and length of the range of a group.
-    fn range(group: &AccessGroup) -> [Rm; 2] {
+    /// Start and length of the range of a group for reading or for writing.
+    fn range(group: &AccessGroup, write: bool) -> [Rm; 2] {
         if group.space == AccessSpace::Shared {
             return [state(RunCall::SHARED, false), state(RunCall::SHARED_LEN, false)];
         }
-        let start = RunScratch::RANGES + 16 * number(group.site);
+        let ranges = if write { RunScratch::WRITTEN } else { RunScratch::READ };
+        let start = ranges + 16 * number(group.site);
         [scratch(start), scratch(start + 8)]
     }
 
@@ -180,7 +181,7 @@ impl Emitter<'_> {
             self.misses.push(Miss { label, code: RunEnd::missed(group.site, write) });
             label
         };
-        let [start, len] = Self::range(group);
+        let [start, len] = Self::range(group, write);
         let halves = self.addresses(group);
         self.registers.locked = 1 << halves[0] | 1 << halves[1];
         let [first, t, u, v] = [(); 4].map(|()| self.take());
