@@ -34,7 +34,8 @@ pub(crate) fn enable(core: &Core, other: &Core) -> Result {
         return Err(Error::PEER_ACCESS_ALREADY_ENABLED);
     }
     pairs.push(Pair { from: (core.id, core.gpu), to: (other.id, other.gpu) });
-    other.gpu.space.set_peer(Scope::Contexts, (core.gpu.ordinal, core.gpu.space), 3);
+    // No operation has more access than this.
+    let _ = other.gpu.space.set_peer(Scope::Contexts, (core.gpu.ordinal, core.gpu.space), 3);
     Ok(())
 }
 
@@ -54,14 +55,18 @@ fn end(ends: impl Fn(&Pair) -> bool) -> bool {
     let mut pairs = lock(&PAIRS);
     let ended: Vec<Pair> = pairs.extract_if(.., |pair| ends(pair)).collect();
     let devices = |pair: &Pair| (pair.from.1.ordinal, pair.to.1.ordinal);
-    for pair in &ended {
-        if !pairs.iter().any(|other| devices(other) == devices(pair)) {
-            pair.to.1.space.set_peer(Scope::Contexts, (pair.from.1.ordinal, pair.from.1.space), 0);
+    let mut lost = Vec::new();
+    for Pair { from: (_, from), to: (_, to) } in
+        ended.iter().filter(|pair| !pairs.iter().any(|other| devices(other) == devices(pair)))
+    {
+        if to.space.set_peer(Scope::Contexts, (from.ordinal, from.space), 0) {
+            lost.push((from, to));
         }
     }
     drop(pairs);
-    for pair in &ended {
-        pair.from.1.space.running.wait();
+    for (from, to) in lost {
+        from.space.running.wait();
+        to.space.forget_peer(Scope::Contexts, from.ordinal);
     }
     !ended.is_empty()
 }

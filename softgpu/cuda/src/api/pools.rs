@@ -195,10 +195,11 @@ fn set_access(pool: &Pool, gpu: &'static VisibleGpu, access: u32) -> Result {
         return Err(Error::NOT_SUPPORTED);
     }
     let scope = Scope::Pool(pool.handle);
-    let narrows = owner.space.peer_access(scope, gpu.ordinal) & !access != 0;
-    owner.space.set_peer(scope, (gpu.ordinal, gpu.space), access);
-    if narrows {
+    if owner.space.set_peer(scope, (gpu.ordinal, gpu.space), access) {
         gpu.space.running.wait();
+        if access == 0 {
+            owner.space.forget_peer(scope, gpu.ordinal);
+        }
     }
     Ok(())
 }

@@ -68,14 +68,22 @@ impl Home {
     }
 }
 
-/// A GPU that has access to memory of another.
+/// A GPU that has access to memory of another, or had it when an operation began that still runs.
 #[derive(Clone, Copy)]
 pub(super) struct Peer {
     pub(super) scope: Scope,
     pub(super) ordinal: i32,
     pub(super) table: &'static MappingTable,
     pub(super) running: &'static Running,
-    pub(super) writes: bool,
+    /// 0 none, 1 read, 3 read and write. Operations that run may have more.
+    pub(super) access: u32,
+}
+
+impl Peer {
+    /// True for the GPU of an ordinal while it has access to memory of a scope.
+    pub(super) fn has_access(&self, scope: Scope, ordinal: i32) -> bool {
+        (self.scope, self.ordinal) == (scope, ordinal) && self.access != 0
+    }
 }
 
 /// Reserved addresses of the program.

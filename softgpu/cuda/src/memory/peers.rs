@@ -25,7 +25,9 @@ impl Space {
     /// Makes device memory accessible.
     pub(super) fn show(&self, home: Home, range: Range<u64>) {
         for peer in self.peers_of(home) {
-            peer.table.insert(range.clone(), true, peer.writes);
+            if peer.access != 0 {
+                peer.table.insert(range.clone(), true, peer.access == 3);
+            }
         }
         self.table.insert(range, true, true);
     }
@@ -52,13 +54,25 @@ impl Space {
     }
 
     /// Sets the access of another GPU: 0 none, 1 read, 3 read and write. Operations that run go on with the access that they have.
-    pub(crate) fn set_peer(&self, scope: Scope, (ordinal, space): (i32, &'static Space), access: u32) {
+    ///
+    /// Returns `true` if that may be more than `access`: the caller then waits for them and, if `access` is 0, calls
+    /// [`Space::forget_peer`]. Until then a free waits for them too.
+    #[must_use]
+    pub(crate) fn set_peer(
+        &self,
+        scope: Scope,
+        (ordinal, space): (i32, &'static Space),
+        access: u32,
+    ) -> bool {
         let book = lock(&self.book);
         let mut peers = lock(&self.peers);
-        peers.retain(|peer| (peer.scope, peer.ordinal) != (scope, ordinal));
-        let writes = access == 3;
-        if access != 0 {
-            peers.push(Peer { scope, ordinal, table: &space.table, running: &space.running, writes });
+        let mut before = 0;
+        match peers.iter_mut().find(|peer| peer.has_access(scope, ordinal)) {
+            Some(peer) => before = core::mem::replace(&mut peer.access, access),
+            None if access != 0 => {
+                peers.push(Peer { scope, ordinal, table: &space.table, running: &space.running, access });
+            }
+            None => {}
         }
         for (start, chunk) in book.chunks.iter().filter(|(_, chunk)| chunk.home.scope() == scope) {
             // One for each block or for the whole chunk, by the device's policy.
@@ -66,22 +80,32 @@ impl Space {
                 if access == 0 {
                     space.table.remove(range.start);
                 } else {
-                    space.table.insert(range, true, writes);
+                    space.table.insert(range, true, access == 3);
                 }
             }
+        }
+        before & !access != 0
+    }
+
+    /// Forgets a GPU that lost its access, after its operations that had it have ended. Of several losses it forgets one, so that the
+    /// GPU is known until the last one's operations have ended.
+    pub(crate) fn forget_peer(&self, scope: Scope, ordinal: i32) {
+        let mut peers = lock(&self.peers);
+        let lost = |peer: &Peer| (peer.scope, peer.ordinal, peer.access) == (scope, ordinal, 0);
+        if let Some(at) = peers.iter().position(lost) {
+            peers.swap_remove(at);
         }
     }
 
     /// Returns the access of another GPU.
     pub(crate) fn peer_access(&self, scope: Scope, ordinal: i32) -> u32 {
         let peers = lock(&self.peers);
-        let found = peers.iter().find(|peer| (peer.scope, peer.ordinal) == (scope, ordinal));
-        found.map_or(0, |peer| if peer.writes { 3 } else { 1 })
+        peers.iter().find(|peer| peer.has_access(scope, ordinal)).map_or(0, |peer| peer.access)
     }
 
     /// Returns the ordinals of the GPUs that have access to some memory.
     pub(crate) fn peers(&self) -> Vec<i32> {
-        lock(&self.peers).iter().map(|peer| peer.ordinal).collect()
+        lock(&self.peers).iter().filter(|peer| peer.access != 0).map(|peer| peer.ordinal).collect()
     }
 
     /// Ends the access to a pool that has ended.
