@@ -37,7 +37,8 @@ impl Device {
             let word = &self.header.pages()[usize::try_from(page).unwrap_or(usize::MAX)];
             let entry = PageEntry(word.load(Acquire));
             let at = |page: u64| i64::try_from(page * PAGE_BYTES).unwrap_or(i64::MAX);
-            if !entry.is_backed() {
+            // A process that is killed between the loss of the storage and its mark leaves a lost page that is marked as backed.
+            if !entry.is_backed() || entry.is_lost() {
                 sys::back(&self.hbm, at(page), at(1)).map_err(AllocationError::Storage)?;
             }
             if entry.is_lost() {
