@@ -1,8 +1,8 @@
 //! The devices of one run: in a folder of their own in memory, which goes with the run.
 
 use std::ffi::OsString;
-use std::fs::{self, File, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
@@ -124,13 +124,17 @@ fn locked_folder(parent: &Path) -> Result<(TempDir, File)> {
     }
 }
 
-/// Removes the folders of killed runs: those of which no process holds the lock. Others' folders cannot be opened.
+/// Removes the folders of killed runs: those of which no process holds the lock. Others' folders cannot be opened, and anything else
+/// with such a name stays.
 fn sweep(parent: &Path) {
+    let mut directory = OpenOptions::new();
+    // The parent is everyone's: another user's pipe must not block this, and a link must not lead elsewhere.
+    directory.read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_NONBLOCK);
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
             continue;
         }
-        let Ok(folder) = File::open(entry.path()) else { continue };
+        let Ok(folder) = directory.open(entry.path()) else { continue };
         if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
             // Another run may be faster, and a later one tries again.
             let _ = fs::remove_dir_all(entry.path());
