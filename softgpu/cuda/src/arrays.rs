@@ -1,7 +1,7 @@
 //! The storage of arrays, and the textures and surfaces that kernels name by a number.
 //!
-//! An array lies in device memory of the driver, row after row; nothing clears it. Copies and launches hold its [`ArrayStorage`], and ask at
-//! their execution whether the array still exists: after its end its memory may belong to another block.
+//! An array lies in device memory of the driver, row after row; nothing clears it. Copies and launches hold its [`ArrayStorage`], and ask
+//! at their execution whether the array still exists: after its end its memory may belong to another block.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

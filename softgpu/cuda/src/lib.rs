@@ -5,8 +5,9 @@
 //!
 //! From the outside in: [`api`] holds the C entry points, thin and free of decisions. Below it, `process` starts the driver, and
 //! `primary` and `ending` begin and end contexts; `launch`, `module`, `copy`, `event` and `stream` execute a call in a `context`,
-//! and `graphs` executes many of them with one call. `arrays` keeps the storage of arrays, and `textures` serves textures and surfaces over it. Of a context a `gpu` knows only the `queues`; `memory` is below the GPU,
-//! `schedule` orders the work of streams, and `share` limits the threads that run beside other processes. A file imports only files below it.
+//! and `graphs` executes many of them with one call. `arrays` keeps the storage of arrays, and `textures` serves textures and
+//! surfaces over it. Of a context a `gpu` knows only the `queues`; `memory` is below the GPU, `schedule` orders the work of
+//! streams, and `share` limits the threads that run beside other processes. A file imports only files below it.
 //!
 //! To run a program on it, put the library under its name first on the path of the loader:
 //!
@@ -16,9 +17,10 @@
 //! ```
 //!
 //! `SLUICE_SOFTGPU_CONFIG` names a TOML file with `state`, `devices`, `nodes` and, under `[device]`, `model`, `scale`, `threads`,
-//! `fill`, `memory`, `mig`, `mig_uuids`, `ecc`, `context_bytes`, `booking`, `queue_depth`, `late_free`, `time_limit_seconds`, `lacks` (a list of abilities that
-//! the driver is to lack) and `has` (a list of properties that the device reports without having them); each is also a variable `SLUICE_SOFTGPU_…`. With `SLUICE_SOFTGPU_LOG=1` the driver explains errors on standard error: the place of a fault, the reason for a refused image, the
-//! name of an unsupported call.
+//! `fill`, `memory`, `mig`, `mig_uuids`, `ecc`, `context_bytes`, `booking`, `queue_depth`, `late_free`, `time_limit_seconds`,
+//! `lacks` (a list of abilities that the driver is to lack) and `has` (a list of properties that the device reports without having
+//! them); each is also a variable `SLUICE_SOFTGPU_…`. With `SLUICE_SOFTGPU_LOG=1` the driver explains errors on standard error: the
+//! place of a fault, the reason for a refused image, the name of an unsupported call.
 //!
 //! All processes share a device: they exchange memory as descriptors of the virtual-memory API or by IPC names, find the content
 //! that earlier owners left, and share the processor. Each context takes memory for itself. Conditional nodes of graphs are not

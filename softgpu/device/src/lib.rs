@@ -11,8 +11,8 @@
 //! each process maps the whole files.
 //!
 //! From the bottom up: `header` is the shared layout, `device` opens it, `records` has the allocations and pages, `slots` the
-//! processes, `storage` the memory of the host behind the pages, `instances` the parts of a divided device. `owners` is this process as an owner; it uses `export`, `mapping` and
-//! `running`.
+//! processes, `storage` the memory of the host behind the pages, `instances` the parts of a divided device. `owners` is this
+//! process as an owner; it uses `export`, `mapping` and `running`.
 //!
 //! The software CUDA driver, the software NVML and the host tools that inspect a soft device call this crate. It knows nothing of
 //! CUDA. It opens its files in [`Device::open`] and later only to export an allocation, so that a process may give up the right

@@ -3,7 +3,8 @@
 //! The interpreter executes one instruction at a time for 32 lanes, and each instruction reads and writes its slots in memory. A run is a
 //! sequence of such instructions, perhaps with the branch that repeats it, as one function in machine code: values stay in vector
 //! registers, and only what other code may read is stored. A run loads from memory and stores to it. It checks all addresses before it
-//! changes memory; if one is not valid, it restores its slots and declines, and the interpreter reports the fault. A function of a kernel gets its runs when the interpreter has entered it often.
+//! changes memory; if one is not valid, it restores its slots and declines, and the interpreter reports the fault. A function of a kernel
+//! gets its runs when the interpreter has entered it often.
 //!
 //! The interpreter is the fallback, and the definition: machine code gives the same bits. It is used where the processor lacks AVX2, where
 //! the system refuses executable memory, and where `SLUICE_SOFTGPU_JIT` is 0. It is that in Sluice's workers, whose filter of system calls
