@@ -17,6 +17,10 @@ use sluice_messages::{
 use sluice_protocol::limits;
 /// Milliseconds between two recalls of one worker.
 const RECALL_EVERY: Millis = 20;
+/// Milliseconds within which a worker gives back a chunk after a recall. Then its idle bytes count no longer, for it may have none.
+const RECALL_OVERDUE: Millis = 2_000;
+/// Milliseconds without a recall after which the next one counts as the first.
+const RECALL_OVER: Millis = 2 * RECALL_OVERDUE;
 /// Milliseconds after which an unchanged request for more escrow is repeated: `sluiced` may have been away.
 const ESCROW_EVERY: Millis = 500;
 /// Waiting takers that are answered in one call; the others follow in the next one.
@@ -33,6 +37,22 @@ pub(super) struct Waiter {
 impl Waits for Waiter {
     fn worker(&self) -> WorkerId {
         self.worker
+    }
+}
+
+/// Recalls of a worker's idle chunks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recall {
+    /// Time of the first one, or of the last chunk that came back since.
+    since: Millis,
+    /// Time of the last one.
+    last: Millis,
+}
+
+impl Recall {
+    /// The time at which the worker's idle bytes count no longer.
+    pub(super) const fn overdue(self) -> Millis {
+        self.since.saturating_add(RECALL_OVERDUE)
     }
 }
 
@@ -178,7 +198,7 @@ impl Custody {
         }
     }
 
-    /// Recalls idle chunks of a VM's workers but one. `false` if there are fewer than `bytes`.
+    /// Recalls idle chunks of a VM's workers but one. `false` if there are fewer than `bytes`, those of overdue recalls not counted.
     pub(super) fn recall_idle(
         &mut self,
         vm: VmKey,
@@ -196,15 +216,19 @@ impl Custody {
             if Some(member) == except || worker.life != WorkerState::Alive || idle == 0 || missing == 0 {
                 continue;
             }
-            let due = worker.recalled.is_none_or(|last| now.saturating_sub(last) >= RECALL_EVERY);
-            if due {
-                worker.recalled = Some(now);
+            let past = worker.recalled.filter(|recall| now.saturating_sub(recall.last) < RECALL_OVER);
+            let mut recall = past.unwrap_or(Recall { since: now, last: now });
+            if past.is_none_or(|recall| now.saturating_sub(recall.last) >= RECALL_EVERY) {
+                recall.last = now;
                 self.effects.push_back(Effect::Answer {
                     worker: member,
                     answer: CustodyAnswer::Recall { bytes: missing.min(idle) },
                 });
             }
-            missing = missing.saturating_sub(idle);
+            worker.recalled = Some(recall);
+            if recall.overdue() > now {
+                missing = missing.saturating_sub(idle);
+            }
         }
         missing == 0
     }
@@ -298,7 +322,11 @@ impl Custody {
             return self.abuse(id, "gives back a lease that is not its own");
         };
         let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
+        let now = self.growth.now();
         self.change_worker(id, |worker| {
+            if let Some(recall) = &mut worker.recalled {
+                recall.since = now;
+            }
             worker.end_lease(lease, chunk, bytes);
             worker.leak_detector.note_return();
         });

@@ -124,8 +124,8 @@ struct Worker {
     /// Number of requests that wait for an answer, and of those among them that are for growth.
     waiting: usize,
     wishes: usize,
-    /// Time of the last recall of idle chunks.
-    recalled: Option<Millis>,
+    /// The recall of its idle chunks, if there was one.
+    recalled: Option<lending::Recall>,
     /// Bytes that its driver was granted, margin included, and that no measured figure has replaced.
     granted: u64,
     /// Bytes of the margins of all its grants.

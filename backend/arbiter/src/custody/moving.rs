@@ -22,7 +22,7 @@ const MOVED: usize = 32;
 /// Milliseconds after which memory that does not come back is reported.
 const REPORTED: Millis = 3_000;
 /// Milliseconds for which requests wait for such memory: a driver may give the memory of an ended process back late.
-const COMES_BACK: Millis = 5_000;
+pub(super) const COMES_BACK: Millis = 5_000;
 
 impl Custody {
     /// True if memory can be made lendable to every VM without a worker giving more back.

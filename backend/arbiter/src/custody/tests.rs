@@ -1140,6 +1140,38 @@ fn growth_recalls_idle_chunks_of_all_processes_of_the_vm() {
     );
 }
 
+// Promise: P60
+#[test]
+fn idle_chunks_that_a_process_does_not_give_back_delay_a_refusal_by_two_seconds() {
+    let mut growing = Growing::new();
+    growing.terms(2, 64 * MIB, 0);
+    let (one, two) = (growing.worker(2), growing.worker(2));
+    for serial in 1..=31 {
+        growing.world.custody.request(two, CustodyRequest::Take { serial, bytes: UNIT }, 0);
+    }
+    for now in 1..100 {
+        growing.pass(now);
+        growing.world.custody.serve_waiters(now);
+    }
+    growing.world.custody.request(two, CustodyRequest::Idle { bytes: 31 * UNIT }, growing.now);
+    growing.start(one);
+    let asked = growing.now;
+    growing.pass(asked + 1_500);
+    assert_eq!((growing.refused.len(), growing.recalled.is_empty()), (0, false), "it waits");
+    // A chunk that comes back shows that more may come.
+    let (_, lease) = growing.lent[0];
+    growing.world.custody.request(two, CustodyRequest::Give { lease }, growing.now);
+    growing.pass(asked + 3_499);
+    assert_eq!((growing.refused.len(), growing.has(one)), (0, false), "one chunk is not enough");
+    growing.pass(limits::GROW_WAIT_MILLISECONDS);
+    let [(refused, _)] = growing.refused[..] else { panic!("{:?}", growing.refused) };
+    assert!((asked + 3_500..asked + 3_600).contains(&refused), "asked at {asked}, refused at {refused}");
+    // A later request begins anew.
+    growing.start(one);
+    growing.pass(growing.now + 1);
+    assert_eq!(growing.refused.len(), 1, "it waits again");
+}
+
 // Promise: Q20
 #[test]
 fn drivers_share_is_charged_to_the_headroom_first() {
@@ -1501,6 +1533,49 @@ fn growth_without_free_memory_waits_for_a_death_until_its_deadline() {
     run(&mut world, later);
     let granted = CustodyAnswer::Granted { serial: 2, value: ESTIMATES.margin };
     assert_eq!(answers(&mut world.custody, grows), [granted]);
+}
+
+/// A driver gives the memory of ended processes back late, again and again.
+// Promise: Q30
+#[test]
+fn late_memory_of_one_vm_after_the_other_does_not_renew_the_wait_of_growth() {
+    let mut world = begun(358 * MIB);
+    world.act(&Op::Worker_(0, Ask::Take(1)));
+    world.run(8);
+    world.act(&Op::Worker_(0, Ask::Pass(0)));
+    world.act(&Op::Worker_(0, Ask::Die));
+    world.act(&Op::Gone);
+    world.run(300);
+    assert!(world.kept() > 0, "no process keeps memory");
+    let (holds, grows) = (WorkerId(2), WorkerId(3));
+    for (serial, class) in (0..400).zip(Class::ALL.into_iter().rev().cycle()) {
+        world.custody.request(holds, CustodyRequest::Take { serial, bytes: class.bytes() }, 0);
+        world.custody.serve_waiters(0);
+        world.run(20);
+    }
+    world.custody.serve_waiters(Millis::MAX);
+    let asked = world.now;
+    let grow = CustodyRequest::Grow { serial: 1, reason: 0, bytes: 0, spent: u64::MAX };
+    let _ = answers(&mut world.custody, grows);
+    world.custody.request(grows, grow, asked);
+    let mut refused = None;
+    for now in (asked..asked + limits::GROW_WAIT_MILLISECONDS).step_by(50) {
+        for kept in &mut world.custody.kept {
+            kept.importers.clear();
+            kept.since = now;
+        }
+        for _ in 0..4 {
+            world.begin();
+            world.end();
+            world.custody.serve_growth(now);
+        }
+        if !answers(&mut world.custody, grows).is_empty() {
+            refused = Some(now - asked);
+            break;
+        }
+    }
+    let longest = limits::GROW_TIMEOUT_MILLISECONDS + moving::COMES_BACK;
+    assert!(refused.is_some_and(|after| (longest..longest + 100).contains(&after)), "{refused:?}");
 }
 
 // Promise: Q30

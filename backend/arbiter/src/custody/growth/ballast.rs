@@ -81,8 +81,11 @@ impl Custody {
             Some(chunks) => Need::Release(chunks),
             None if missing <= spare && self.cleans() => Need::Clean,
             None => {
-                let comes = !self.growth.unswept.is_empty() || self.shifts() || self.comes_back(None);
-                let past = |wish: &Wish| wish.memory_deadline <= self.growth.now;
+                let comes = !self.growth.unswept.is_empty() || self.shifts();
+                let past = |wish: &Wish| {
+                    let late = self.comes_back(None) && wish.late_memory_deadline() > self.growth.now;
+                    wish.memory_deadline <= self.growth.now && !late
+                };
                 if let Some((line, index, _)) = wish.filter(|(.., wish)| past(wish) && !comes) {
                     self.refuse_wish(line, index);
                 }

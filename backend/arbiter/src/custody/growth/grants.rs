@@ -1,6 +1,6 @@
 //! Grants: requested, admitted, given, ended and refused.
 
-use super::super::{Custody, Millis, Worker, WorkerState, lines::Line};
+use super::super::{Custody, Millis, Worker, WorkerState, lending::Recall, lines::Line};
 use super::{ActiveGrant, CONSIDERED, IsStart, Wish};
 use crate::{
     ids::{VmKey, WorkerId},
@@ -160,7 +160,12 @@ impl Custody {
         let refused = self.refuse_late(now);
         let granted = self.grant(now);
         self.publish_closed();
-        if refused && granted { self.growth.due() } else { Some(now) }
+        if !(refused && granted) {
+            return Some(now);
+        }
+        let growing = self.growth.wishes.fronts().flat_map(|((vm, _), _)| self.workers_of(vm));
+        let recalls = growing.filter_map(|worker| worker.recalled).map(Recall::overdue);
+        recalls.filter(|time| *time > now).chain(self.growth.due()).min()
     }
 
     /// Refuses requests whose time is over or that no longer fit into the quota. `false` if more of them are left.

@@ -21,6 +21,7 @@ mod turns;
 use super::{
     Booked, Custody, Millis, WorkerState,
     lines::{Lines, Waits},
+    moving::COMES_BACK,
 };
 use crate::{
     ids::{ChunkId, VmKey, WorkerId},
@@ -65,6 +66,14 @@ struct Wish {
     /// The time until which it also waits for memory that may never come.
     memory_deadline: Millis,
     deadline: Millis,
+}
+
+impl Wish {
+    /// The time until which it waits for memory that ended processes of any VM give back late. Not renewed with each of them: the
+    /// processes of one VM could otherwise end one after the other to delay all other VMs.
+    const fn late_memory_deadline(&self) -> Millis {
+        self.memory_deadline.saturating_add(COMES_BACK)
+    }
 }
 
 impl Waits for Wish {
@@ -356,7 +365,8 @@ impl Growth {
 
     /// The next time at which something is due without a message.
     fn due(&self) -> Option<Millis> {
-        let wishes = self.wishes.fronts().flat_map(|(_, wish)| [wish.memory_deadline, wish.deadline]);
+        let deadlines = |wish: &Wish| [wish.memory_deadline, wish.late_memory_deadline(), wish.deadline];
+        let wishes = self.wishes.fronts().flat_map(|(_, wish)| deadlines(wish));
         let dead = self.unswept.values().map(|dead| dead.until);
         let dirtiers = self.dirtiers.keys().map(|vm| self.turns.holds_until(*vm));
         let starting = self.wishes.fronts().filter(|((_, is_start), _)| *is_start);
