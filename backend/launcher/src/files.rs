@@ -375,11 +375,16 @@ fn make_present(directory: &Path) -> io::Result<()> {
 fn check_owner(directory: &Path) -> io::Result<()> {
     let metadata = std::fs::symlink_metadata(directory)?;
     let own = rustix::process::geteuid().as_raw();
-    if metadata.is_dir() && [0, own].contains(&metadata.uid()) {
-        return Ok(());
-    }
     let path = directory.display();
-    Err(io::Error::other(format!("the software GPU's {path} is no directory of this user or of root")))
+    if !metadata.is_dir() || ![0, own].contains(&metadata.uid()) {
+        let reason = format!("the software GPU's {path} is no directory of this user or of root");
+        return Err(io::Error::other(reason));
+    }
+    if metadata.mode() & 0o022 != 0 {
+        let reason = format!("other users can write to the software GPU's {path}; `chmod 700` prevents it");
+        return Err(io::Error::other(reason));
+    }
+    Ok(())
 }
 
 /// The entries of a directory; none if it does not exist.
@@ -392,6 +397,8 @@ fn read_present(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use sluice_messages::inventory::PciAddress;
 
     use super::*;
@@ -426,6 +433,26 @@ mod tests {
             .unwrap();
         let driver = DriverFiles::of(place.path().join("libnvidia-ml.so.1"), None).unwrap();
         assert!(matches!(driver, DriverFiles::Nvidia { manages: true, .. }));
+    }
+
+    // Promise: F88
+    #[test]
+    fn software_gpu_in_a_directory_that_other_users_can_write_to_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let library = place.path().join("libsoftgpu_cuda.so");
+        std::fs::write(&library, "").unwrap();
+        let state = place.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        for (mode, writable) in [(0o755, false), (0o775, true), (0o757, true), (0o1777, true), (0o700, false)]
+        {
+            std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
+            let driver = DriverFiles::of(library.clone(), Some(state.clone())).map_err(|e| e.to_string());
+            let names_it = |error: &String| {
+                error.contains("other users can write to") && error.contains(&*state.to_string_lossy())
+            };
+            assert_eq!(driver.as_ref().is_err_and(names_it), writable, "{mode:o}: {driver:?}");
+            assert_eq!(driver.is_ok(), !writable, "{mode:o}");
+        }
     }
 
     // Promise: F88
