@@ -62,9 +62,9 @@ pub(crate) enum LaunchError {
 }
 
 impl LaunchError {
-    /// True if another launcher may soon answer the same request.
+    /// True if another launcher may soon answer the same request. One that is late may have started the process.
     pub(crate) const fn is_away(&self) -> bool {
-        matches!(self, LaunchError::NoService { .. } | LaunchError::Gone | LaunchError::Late)
+        matches!(self, LaunchError::NoService { .. } | LaunchError::Gone)
     }
 }
 

@@ -43,7 +43,6 @@ pub(super) async fn attach(path: &Path, configuration: Fingerprint) -> Result<At
         let error = match attach_once(path, configuration).await {
             Err(
                 error @ (LaunchError::Gone
-                | LaunchError::Late
                 | LaunchError::NoService { .. }
                 | LaunchError::Refused(Errno::STALE)),
             ) => error,
@@ -60,10 +59,14 @@ pub(super) async fn attach(path: &Path, configuration: Fingerprint) -> Result<At
 }
 
 async fn attach_once(path: &Path, configuration: Fingerprint) -> Result<Attached, LaunchError> {
-    let channel = connect(path)
-        .and_then(Channel::new)
-        .map_err(|error| LaunchError::NoService { path: path.to_owned(), error })?;
-    let (answer, descriptors) = ask(&channel, ToLauncher::Attach { configuration: configuration.0 }).await?;
+    let no_service = |error| LaunchError::NoService { path: path.to_owned(), error };
+    let channel = connect(path).and_then(Channel::new).map_err(no_service)?;
+    let (answer, descriptors) =
+        match ask(&channel, ToLauncher::Attach { configuration: configuration.0 }).await {
+            // The service manager has the socket, and no launcher runs.
+            Err(LaunchError::Late) => return Err(no_service(io::ErrorKind::TimedOut.into())),
+            answer => answer?,
+        };
     let (FromLauncher::Attached { process, fresh }, Some(children)) =
         (answer, descriptors.into_iter().next())
     else {
