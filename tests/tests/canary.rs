@@ -342,7 +342,7 @@ fn found_again(arguments: &[&str]) -> Result<Vec<(u64, u64)>> {
     Ok(found)
 }
 
-// Promise: S6
+// Promise: S6, P60
 #[test]
 fn process_with_scrub_every_free_finds_none_of_its_freed_bytes() -> Result<()> {
     let found = found_again(&["--scrub-every-free"])?;

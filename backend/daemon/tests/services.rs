@@ -1,5 +1,5 @@
-//! `sluiced` without any privilege or sight of other users' processes, and its launcher as a service of its own. The test is the service manager of both. Device, worker
-//! and arbiter are stand-ins.
+//! `sluiced` without any privilege or sight of other users' processes, and its launcher as a service of its own. The test is the
+//! service manager of both. Device, worker and arbiter are stand-ins.
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
