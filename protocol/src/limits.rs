@@ -205,6 +205,9 @@ pub const DEATH_MILLISECONDS: u64 = 2_000;
 /// Milliseconds for which a worker waits for a chunk that may come: to be scrubbed, given back by others, granted by
 /// `sluiced`. Then it is refused.
 pub const TAKE_MILLISECONDS: u64 = 3_000;
+/// Milliseconds for which requests wait for memory that left custody and that no known process has: a driver may give the memory
+/// of an ended process back late.
+pub const LATE_MEMORY_MILLISECONDS: u64 = 5_000;
 /// Milliseconds for which a worker waits for a grant to grow. Then it is refused. Longer than a VM pays for its deaths.
 pub const GROW_WAIT_MILLISECONDS: u64 = 20_000;
 /// Milliseconds for which growth waits for memory that is not released yet: a dying worker still has its memory, and the worker

@@ -359,6 +359,7 @@ fn fault_of_an_access_to_global_memory_has_its_thread_and_line() {
     assert!((64..96).all(|n| b[n] == 9) && (96..128).all(|n| b[n] == 1), "{b:?}");
 }
 
+// Promise: S75
 #[test]
 fn store_of_a_called_function_never_writes_what_its_caller_may_only_read() {
     let mut rig = Rig::new(

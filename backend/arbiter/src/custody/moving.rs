@@ -16,13 +16,12 @@ use crate::{
     ids::{ChunkId, Class, VmKey, WorkerId},
 };
 use sluice_messages::{control::ArbiterEvent, custody::UNIT};
+use sluice_protocol::limits;
 
 /// Chunks that go back to the driver at once: a taker that waits may have to wait for them.
 const MOVED: usize = 32;
 /// Milliseconds after which memory that does not come back is reported.
 const REPORTED: Millis = 3_000;
-/// Milliseconds for which requests wait for such memory: a driver may give the memory of an ended process back late.
-pub(super) const COMES_BACK: Millis = 5_000;
 
 impl Custody {
     /// True if memory can be made lendable to every VM without a worker giving more back.
@@ -108,8 +107,9 @@ impl Custody {
     /// come back and is about to be taken.
     pub(super) fn comes_back(&self, vm: Option<VmKey>) -> bool {
         let now = self.growth.now();
-        let soon =
-            |kept: &KeptMemory| kept.importers.is_empty() && now.saturating_sub(kept.since) < COMES_BACK;
+        let soon = |kept: &KeptMemory| {
+            kept.importers.is_empty() && now.saturating_sub(kept.since) < limits::LATE_MEMORY_MILLISECONDS
+        };
         self.growth.has_returned_memory()
             || self.kept.iter().any(|kept| soon(kept) && vm.is_none_or(|vm| vm == kept.vm))
     }

@@ -1574,7 +1574,7 @@ fn late_memory_of_one_vm_after_the_other_does_not_renew_the_wait_of_growth() {
             break;
         }
     }
-    let longest = limits::GROW_TIMEOUT_MILLISECONDS + moving::COMES_BACK;
+    let longest = limits::GROW_TIMEOUT_MILLISECONDS + limits::LATE_MEMORY_MILLISECONDS;
     assert!(refused.is_some_and(|after| (longest..longest + 100).contains(&after)), "{refused:?}");
 }
 

@@ -21,7 +21,6 @@ mod turns;
 use super::{
     Booked, Custody, Millis, WorkerState,
     lines::{Lines, Waits},
-    moving::COMES_BACK,
 };
 use crate::{
     ids::{ChunkId, VmKey, WorkerId},
@@ -72,7 +71,7 @@ impl Wish {
     /// The time until which it waits for memory that ended processes of any VM give back late. Not renewed with each of them: the
     /// processes of one VM could otherwise end one after the other to delay all other VMs.
     const fn late_memory_deadline(&self) -> Millis {
-        self.memory_deadline.saturating_add(COMES_BACK)
+        self.memory_deadline.saturating_add(limits::LATE_MEMORY_MILLISECONDS)
     }
 }
 
