@@ -29,6 +29,8 @@ static void use(size_t bytes) {
         pieces.push_back(piece);
     }
     for (CUdeviceptr piece : pieces) MUST(cuMemFree, piece);
+    // A free is posted. This call returns when the host has counted it.
+    free_bytes();
 }
 
 static void pass(int to) {
