@@ -306,23 +306,34 @@ fn canary_search_without_scrubbing_finds_remnants() -> Result<()> {
             Refused => println!("{kind:<10} refused"),
             Nothing(why) => println!("{kind:<10} carries nothing: {why}"),
             Remnants => {
-                // A device of its own: on a used one a small pattern may be overwritten before the search.
-                let mut matrix = Matrix::start(&[("SLUICE_UNSAFE_NO_SCRUB", "1")])?;
-                let writer = matrix.write(kind, End::Exit, number)?.context("served")?;
-                matrix.end(writer, End::Exit)?;
-                matrix.tenants.wait_settled()?;
-                let search = matrix.search_all()?;
-                println!("{kind:<10} found: {}", search.cells.contains(&number));
-                // Only its own pattern counts: the search finds those of earlier cells as well.
-                ensure!(
-                    search.cells.contains(&number),
-                    "{kind}: the search did not find it, so it proves nothing"
-                );
-                matrix.tenants.stop()?;
+                // The driver may give the reader's context just the pages that held the pattern, and the reader cannot see those.
+                let attempts = if *kind == "local" { 5 } else { 1 };
+                let mut found = false;
+                for attempt in 1..=attempts {
+                    found = found_without_scrubbing(kind, number)?;
+                    println!("{kind:<10} found: {found}, attempt {attempt}");
+                    if found {
+                        break;
+                    }
+                }
+                ensure!(found, "{kind}: the search did not find it, so it proves nothing");
             }
         }
     }
     Ok(())
+}
+
+/// True if the second VM finds a pattern of the first in memory that is not scrubbed.
+fn found_without_scrubbing(kind: &str, number: usize) -> Result<bool> {
+    // A device of its own: on a used one a small pattern may be overwritten before the search.
+    let mut matrix = Matrix::start(&[("SLUICE_UNSAFE_NO_SCRUB", "1")])?;
+    let writer = matrix.write(kind, End::Exit, number)?.context("served")?;
+    matrix.end(writer, End::Exit)?;
+    matrix.tenants.wait_settled()?;
+    // Only its own pattern counts: the search finds those of earlier cells as well.
+    let found = matrix.search_all()?.cells.contains(&number);
+    matrix.tenants.stop()?;
+    Ok(found)
 }
 
 /// For several sizes: bytes of its own that a process finds in memory it has freed and allocated again, and bytes searched.
