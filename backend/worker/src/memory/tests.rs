@@ -177,6 +177,8 @@ fn peer_reaches_memory_of_now_and_of_later_until_its_access_ends() {
     assert_eq!(reached(&mock, 1, READ_WRITE), 2 + 5);
     memory.free(large).unwrap();
     memory.free(later).unwrap();
+    assert_eq!(reached(&mock, 1, READ_WRITE), 2 + 5, "what is kept is reached, too");
+    memory.recall(0, 38 * MIB);
     assert_eq!(reached(&mock, 1, READ_WRITE), 2 + 1);
     memory.set_peer(0, 0, 1, AccessFlags::None).unwrap();
     assert_eq!((reached(&mock, 1, READ_WRITE), reached(&mock, 1, 0)), (2, 1));
