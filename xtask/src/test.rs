@@ -26,7 +26,7 @@ const CARGO_DENY: &str = "0.20.2";
 /// Time limit of a check that is no test.
 const CHECK: Duration = Duration::from_secs(1200);
 /// Time limit of a test.
-const TEST: Duration = Duration::from_secs(180);
+const TEST: Duration = Duration::from_secs(300);
 /// Time limit of a test with a virtual machine under software emulation, or of the full tier.
 const LONG_TEST: Duration = Duration::from_secs(900);
 
