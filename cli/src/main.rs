@@ -170,12 +170,7 @@ fn main() -> ExitCode {
         command => ask(&command).map(|()| ProgramEnd::Exited(0)),
     };
     match result {
-        Ok(ProgramEnd::Exited(code)) => ExitCode::from(code),
-        Ok(ProgramEnd::Killed(signal)) => {
-            // Die of the same signal, so that a shell sees how the program ended. Every value of ours has been dropped by now.
-            softgpu_run::die_of(signal);
-            ExitCode::from(128_u8.wrapping_add(u8::try_from(signal).unwrap_or(0)))
-        }
+        Ok(end) => end.pass_on(),
         Err(error) => {
             eprintln!("sluice: {error:#}");
             ExitCode::from(code(&error, runs))

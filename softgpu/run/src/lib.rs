@@ -9,4 +9,4 @@ mod signals;
 
 pub use files::InstalledFile;
 pub use program::{Companion, ProgramEnd, StartError, descriptor, offer_driver, run, search_first};
-pub use signals::{Signal, Signals, die_of};
+pub use signals::{Signal, Signals};

@@ -88,12 +88,7 @@ fn main() -> ExitCode {
         }
     });
     match result {
-        Ok(ProgramEnd::Exited(code)) => ExitCode::from(code),
-        Ok(ProgramEnd::Killed(signal)) => {
-            // Die of the same signal, so that a shell sees how the program ended. Every value of ours has been dropped by now.
-            softgpu_run::die_of(signal);
-            ExitCode::from(128_u8.wrapping_add(u8::try_from(signal).unwrap_or(0)))
-        }
+        Ok(end) => end.pass_on(),
         Err(error) => {
             eprintln!("softgpu-run: {error:#}");
             // As with env and timeout: 125 is a failure of the tool itself.

@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     os::unix::process::ExitStatusExt as _,
     path::Path,
-    process::{Child, Command, ExitStatus},
+    process::{Child, Command, ExitCode, ExitStatus},
 };
 
 use anyhow::{Context as _, Result};
@@ -15,7 +15,7 @@ use rustix::{
     process::{Pid, PidfdFlags},
 };
 
-use crate::signals::Signals;
+use crate::signals::{Signals, die_of};
 
 /// The end of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,22 @@ pub enum ProgramEnd {
     Exited(u8),
     /// This signal ended it.
     Killed(i32),
+}
+
+impl ProgramEnd {
+    /// Returns the exit status of the program, or ends this process by the signal that ended the program. The caller has dropped all
+    /// values that clean up.
+    #[must_use]
+    pub fn pass_on(self) -> ExitCode {
+        match self {
+            Self::Exited(code) => ExitCode::from(code),
+            Self::Killed(signal) => {
+                // Die of the same signal, so that a shell sees how the program ended.
+                die_of(signal);
+                ExitCode::from(128_u8.wrapping_add(u8::try_from(signal).unwrap_or(0)))
+            }
+        }
+    }
 }
 
 impl From<ExitStatus> for ProgramEnd {

@@ -137,7 +137,7 @@ impl Signal {
 }
 
 /// Ends this process by the signal that ended its program. Returns if the signal does not end a process.
-pub fn die_of(signal: libc::c_int) {
+pub(crate) fn die_of(signal: libc::c_int) {
     // The program has left its core if one was enabled; a core of this process would hide it.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     if rustix::process::setrlimit(rustix::process::Resource::Core, none).is_err() {
