@@ -32,6 +32,13 @@ pub(crate) fn cuDeviceCanAccessPeer(_: Call, can: Out<c_int>, dev: c_int, peer: 
     can.set(c_int::from(reaches(process, dev, peer)?))
 }
 
+/// Checks the two ends of a link.
+fn ends(process: &ProcessState, from: c_int, to: c_int) -> Result {
+    process.devices.get(from)?;
+    process.devices.get(to)?;
+    if from == to { Err(Error::INVALID_DEVICE) } else { Ok(()) }
+}
+
 pub(crate) fn cuDeviceGetP2PAttribute(
     _: Call,
     value: Out<c_int>,
@@ -40,11 +47,7 @@ pub(crate) fn cuDeviceGetP2PAttribute(
     to: c_int,
 ) -> Result {
     let process = process::get()?;
-    process.devices.get(from)?;
-    process.devices.get(to)?;
-    if from == to {
-        return Err(Error::INVALID_DEVICE);
-    }
+    ends(process, from, to)?;
     let Link { reaches, rank } = link(process, from, to)?;
     value.set(links::attribute(id, reaches, rank).ok_or(Error::INVALID_VALUE)?)
 }
@@ -57,12 +60,7 @@ pub(crate) fn cuDeviceGetP2PAtomicCapabilities(
     from: c_int,
     to: c_int,
 ) -> Result {
-    let process = process::get()?;
-    process.devices.get(from)?;
-    process.devices.get(to)?;
-    if from == to {
-        return Err(Error::INVALID_DEVICE);
-    }
+    ends(process::get()?, from, to)?;
     atomics::answer(&atomics::NONE, capabilities, operations, count, Error::INVALID_VALUE)
 }
 
