@@ -685,9 +685,8 @@ impl World {
     }
 }
 
-// Promise: S61
-#[test]
-fn memory_that_a_process_kept_is_swept_whichever_task_shows_its_return() {
+/// A world in which a process that no worker is has memory of a dead worker.
+fn begun_with_kept_memory() -> World {
     let mut world = begun(358 * MIB);
     world.act(&Op::Worker_(0, Ask::Take(1)));
     world.run(8);
@@ -696,6 +695,13 @@ fn memory_that_a_process_kept_is_swept_whichever_task_shows_its_return() {
     world.act(&Op::Gone);
     world.run(300);
     assert!(world.kept() > 0, "no process keeps memory");
+    world
+}
+
+// Promise: S61
+#[test]
+fn memory_that_a_process_kept_is_swept_whichever_task_shows_its_return() {
+    let mut world = begun_with_kept_memory();
     let stranger = world.strangers[0];
     world.stranger_ends(stranger);
     // This figure comes before that of a look.
@@ -1539,14 +1545,7 @@ fn growth_without_free_memory_waits_for_a_death_until_its_deadline() {
 // Promise: Q30
 #[test]
 fn late_memory_of_one_vm_after_the_other_does_not_renew_the_wait_of_growth() {
-    let mut world = begun(358 * MIB);
-    world.act(&Op::Worker_(0, Ask::Take(1)));
-    world.run(8);
-    world.act(&Op::Worker_(0, Ask::Pass(0)));
-    world.act(&Op::Worker_(0, Ask::Die));
-    world.act(&Op::Gone);
-    world.run(300);
-    assert!(world.kept() > 0, "no process keeps memory");
+    let mut world = begun_with_kept_memory();
     let (holds, grows) = (WorkerId(2), WorkerId(3));
     for (serial, class) in (0..400).zip(Class::ALL.into_iter().rev().cycle()) {
         world.custody.request(holds, CustodyRequest::Take { serial, bytes: class.bytes() }, 0);
