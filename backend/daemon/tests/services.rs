@@ -185,9 +185,10 @@ impl Services {
         let shared = Arc::clone(&options);
         let notify = place.directory.path().join("notify-launcher.sock");
         let watchdog = ServiceManager::new(&notify);
+        let softgpu = place.softgpu();
         let launcher = LauncherService::start(place.run().join("launcher.sock"), move || {
             let mut command = Command::new(SLUICED);
-            command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "300000");
+            command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "300000").envs([softgpu.clone()]);
             command.args(&*shared.lock().expect("unpoisoned")).arg("--run-launcher");
             command.env("SLUICE_LOG", std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned()));
             command

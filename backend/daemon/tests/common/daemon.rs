@@ -31,8 +31,7 @@ impl<'a> DaemonBuilder<'a> {
     pub(crate) fn new(place: &'a Place, command: Command) -> Self {
         let log = std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned());
         let mut this = Self { place, command };
-        // The launcher would make the user's own directory of software GPUs.
-        this.command.env("SLUICE_SOFTGPU_STATE", place.directory.path().join("softgpu"));
+        this.command.envs([place.softgpu()]);
         this.args(["--runtime-dir".as_ref(), place.run().as_os_str()])
             .args(["--libexec".as_ref(), place.libexec().as_os_str()])
             .args(["--driver".as_ref(), place.driver().as_os_str()])

@@ -117,6 +117,11 @@ impl Place {
         until(|| self.look("/v1/host")["launcher_process"].clone(), |process| !process.is_null())
     }
 
+    /// The variable for a directory of software GPUs in this place: the launcher would make the user's own.
+    pub(crate) fn softgpu(&self) -> (&'static str, PathBuf) {
+        ("SLUICE_SOFTGPU_STATE", self.directory.path().join("softgpu"))
+    }
+
     /// A VM in the management API.
     pub(crate) fn vm(&self, vm: u32) -> serde_json::Value {
         self.look(&format!("/v1/vms/{vm}"))
