@@ -171,9 +171,9 @@ pub const LINK_BYTES: u64 = 1 << 30;
 pub const CONSOLE_BYTES: usize = 1 << 20;
 /// The unit of quotas, of chunks and of addresses, in bytes.
 pub const UNIT: u64 = 2 << 20;
-/// Freed large allocations that a session keeps for its next ones, for each device.
+/// Freed large allocations of each device, and idle pool chunks, that a session keeps for its next allocations.
 pub const KEPT: usize = 64;
-/// Milliseconds for which a session keeps a freed large allocation at most.
+/// Milliseconds for which a session keeps freed memory at most, except for one idle pool chunk of each kind.
 pub const KEPT_MILLISECONDS: u64 = 1_000;
 /// Leases one worker may hold: a full H200 in the smallest chunks.
 pub const LEASES: usize = 1 << 17;

@@ -1,9 +1,9 @@
 //! Idle memory: freed memory that stays mapped, because a program often allocates as much again.
 //!
-//! A guest's memory pool keeps freed memory up to its threshold. Group 0 keeps large allocations for
-//! [`limits::KEPT_MILLISECONDS`] at most, and one idle pool chunk of each kind. Idle memory counts as free: the arbiter recalls it
-//! for other processes of the VM, and the session gives it back before it is refused an allocation. The dispatcher changes
-//! the idle bytes without a message; the memory helper reports them.
+//! A guest's memory pool keeps freed memory up to its threshold. Group 0 keeps large allocations and idle pool chunks for
+//! [`limits::KEPT_MILLISECONDS`] at most, and one idle pool chunk of each kind for longer. Idle memory counts as free: the
+//! arbiter recalls it for other processes of the VM, and the session gives it back before it is refused an allocation. The
+//! dispatcher changes the idle bytes without a message; the memory helper reports them.
 
 use super::{AllocationPlace, Chunk, ChunkPool, ChunkSource, Mapper, Memory};
 use sluice_protocol::limits;
@@ -19,24 +19,41 @@ struct KeptAllocation {
     is_old: bool,
 }
 
-/// Large allocations that were freed, by group and device.
+/// The age of an idle pool chunk that has been seen by two calls of [`Memory::age`].
+const OLD: u8 = 2;
+
+/// Memory that stays mapped.
 #[derive(Debug)]
-pub(super) struct Kept(BTreeMap<(u32, i32), Vec<KeptAllocation>>);
+pub(super) struct Kept {
+    /// Large allocations that were freed, by group and device.
+    large: BTreeMap<(u32, i32), Vec<KeptAllocation>>,
+    /// Idle pool chunks of group 0 by address, each with the calls of [`Memory::age`] since, up to [`OLD`].
+    pools: BTreeMap<u64, u8>,
+}
 
 impl Kept {
     pub(super) const fn new() -> Kept {
-        Kept(BTreeMap::new())
+        Kept { large: BTreeMap::new(), pools: BTreeMap::new() }
+    }
+
+    /// Records that an idle pool's chunk stays, or that it is in use or gone.
+    pub(super) fn set_pool(&mut self, base: u64, stays: bool) {
+        if stays {
+            self.pools.insert(base, 0);
+        } else {
+            self.pools.remove(&base);
+        }
     }
 
     /// The addresses and bytes of what a group keeps of a device.
     pub(super) fn ranges(&self, group: u32, device: i32) -> impl Iterator<Item = (u64, u64)> {
-        self.0.get(&(group, device)).into_iter().flatten().map(|kept| (kept.at, kept.bytes))
+        self.large.get(&(group, device)).into_iter().flatten().map(|kept| (kept.at, kept.bytes))
     }
 
     /// Removes the last allocation of the first list that is chosen.
     fn pop(&mut self, choose: impl Fn(u32, i32) -> bool) -> Option<((u32, i32), KeptAllocation)> {
         let chosen = |key: &(u32, i32)| choose(key.0, key.1);
-        let (key, list) = self.0.iter_mut().find(|(key, list)| chosen(key) && !list.is_empty())?;
+        let (key, list) = self.large.iter_mut().find(|(key, list)| chosen(key) && !list.is_empty())?;
         Some((*key, list.pop()?))
     }
 }
@@ -57,12 +74,12 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
 
     fn keep(&mut self, group: u32, device: i32, kept: KeptAllocation) {
         self.count_idle(device, kept.bytes, true);
-        self.kept.0.entry((group, device)).or_default().push(kept);
+        self.kept.large.entry((group, device)).or_default().push(kept);
     }
 
     /// True if a group keeps a large allocation that is freed.
     fn keeps_large(&self, group: u32, device: i32, at: u64) -> bool {
-        let has_room = || self.kept.0.get(&(group, device)).is_none_or(|list| list.len() < limits::KEPT);
+        let has_room = || self.kept.large.get(&(group, device)).is_none_or(|list| list.len() < limits::KEPT);
         // Another process may have open what was shared.
         !self.shares.contains_key(&at) && if group == 0 { has_room() } else { self.keeps(group) }
     }
@@ -70,8 +87,10 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     /// True if an idle pool keeps its chunk.
     pub(super) fn keeps_pool(&self, base: u64) -> bool {
         let Some(pool) = self.pools.get(&base) else { return false };
+        let has_room = || pool.group() == 0 && self.kept.pools.len() < limits::KEPT;
         // Another process may have open what was shared.
-        !self.shares.contains_key(&base) && (self.keeps(pool.group()) || !self.has_idle_twin(base, pool))
+        !self.shares.contains_key(&base)
+            && (self.keeps(pool.group()) || has_room() || !self.has_idle_twin(base, pool))
     }
 
     /// True if another pool of the same kind is idle. One stays, so that a program that allocates and frees a little in turn does
@@ -91,7 +110,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         device: i32,
         bytes: u64,
     ) -> Option<(u64, AllocationPlace)> {
-        let list = self.kept.0.get_mut(&(group, device))?;
+        let list = self.kept.large.get_mut(&(group, device))?;
         let index = list.iter().rposition(|kept| kept.bytes == bytes)?;
         let KeptAllocation { at, chunks, .. } = list.swap_remove(index);
         self.count_idle(device, bytes, false);
@@ -140,14 +159,24 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         self.report_idle();
     }
 
-    /// Gives back what group 0 has kept since the last call but one.
+    /// Gives back what group 0 has kept since the last call but one, except for one pool chunk of each kind.
     pub(crate) fn age(&mut self) {
         let mut old = Vec::new();
-        for (key, list) in self.kept.0.iter_mut().filter(|((group, _), _)| *group == 0) {
+        for (key, list) in self.kept.large.iter_mut().filter(|((group, _), _)| *group == 0) {
             old.extend(list.extract_if(.., |kept| kept.is_old).map(|kept| (*key, kept)));
             list.iter_mut().for_each(|kept| kept.is_old = true);
         }
         old.into_iter().for_each(|(key, kept)| self.give_kept(key, kept));
+        let mut pools = Vec::new();
+        for (base, age) in self.kept.pools.iter_mut().filter(|(_, age)| **age < OLD) {
+            *age += 1;
+            pools.extend((*age == OLD).then_some(*base));
+        }
+        for base in pools {
+            if self.pools.get(&base).is_some_and(|pool| self.has_idle_twin(base, pool)) {
+                self.drop_pool(base);
+            }
+        }
     }
 
     /// True if the watching thread must call [`Memory::age`] later.
@@ -156,9 +185,10 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         self.is_ageing
     }
 
-    /// True if group 0 keeps large allocations.
+    /// True if group 0 keeps memory that may be too old later.
     pub(super) fn keeps_any(&self) -> bool {
-        self.kept.0.iter().any(|((group, _), list)| *group == 0 && !list.is_empty())
+        self.kept.pools.values().any(|age| *age < OLD)
+            || self.kept.large.iter().any(|((group, _), list)| *group == 0 && !list.is_empty())
     }
 
     /// Counts bytes of chunks as idle, or as used again.

@@ -456,7 +456,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             let was_idle = pool.is_idle();
             if let Some((offset, place)) = pool.take(bytes) {
                 let place = AllocationPlace::Small { pool: *base, place };
-                found = Some((*base + offset, place, if was_idle { pool.bytes() } else { 0 }));
+                found = Some((*base + offset, place, *base, if was_idle { pool.bytes() } else { 0 }));
                 break;
             }
             if pool.is_full() {
@@ -466,8 +466,11 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         for entry in full {
             self.open.remove(&entry);
         }
-        let (address, place, was_idle) = found?;
-        self.count_idle(device, was_idle, false);
+        let (address, place, base, idle) = found?;
+        if idle > 0 {
+            self.count_idle(device, idle, false);
+            self.kept.set_pool(base, false);
+        }
         Some((address, place))
     }
 
@@ -524,7 +527,9 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         self.open.insert((device, group, size, base));
         if is_idle {
             self.count_idle(device, bytes, true);
-            if !self.keeps_pool(base) {
+            if self.keeps_pool(base) {
+                self.kept.set_pool(base, group == 0);
+            } else {
                 self.drop_pool(base);
             }
         }
@@ -536,6 +541,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         if let Some(pool) = self.pools.remove(&base) {
             let (device, group, bytes) = (pool.device(), pool.group(), pool.bytes());
             self.open.remove(&(device, group, pool.size(), base));
+            self.kept.set_pool(base, false);
             self.count_idle(device, bytes, false);
             self.count_reserved(group, bytes, false);
             // Before the chunk is given: idle bytes are always a part of the lent bytes.

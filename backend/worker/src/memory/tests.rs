@@ -310,6 +310,37 @@ fn kept_allocations_are_bounded_and_never_shared() {
     assert_eq!((mock.0.borrow().left, memory.shares.len()), (512 * MIB, 0));
 }
 
+// Promise: P60
+#[test]
+fn idle_pool_chunks_stay_for_a_burst_and_one_of_them_for_longer() {
+    let (mut memory, mock) = memory(512 * MIB);
+    mock.0.borrow_mut().largest = UNIT;
+    let burst = |memory: &mut Memory<Mock, Mock>| -> Vec<u64> {
+        (0..16).map(|_| memory.allocate(0, 3 * MIB / 2).unwrap()).collect()
+    };
+    let first = burst(&mut memory);
+    let calls = mock.0.borrow().calls;
+    first.iter().for_each(|at| assert!(memory.free_at_hand(*at)));
+    for _ in 0..2 {
+        assert!((0..16).all(|_| memory.allocate_at_hand(0, 0, 3 * MIB / 2).is_some()));
+        memory.age();
+        first.iter().for_each(|at| assert!(memory.free_at_hand(*at)));
+    }
+    assert_eq!(mock.0.borrow().calls, calls, "source and mapper are not called");
+
+    memory.age();
+    assert!(memory.ages());
+    memory.age();
+    assert!(!memory.ages(), "the last one does not grow older");
+    memory.report_idle();
+    let (idle, chunks) = (mock.0.borrow().idle, mock.0.borrow().chunks.values().sum::<u64>());
+    assert_eq!((chunks, idle, mock.0.borrow().chunks.len()), (idle, chunks, 1), "one pool chunk stays");
+
+    let many: Vec<u64> = (0..=limits::KEPT).map(|_| memory.allocate(0, 3 * MIB / 2).unwrap()).collect();
+    many.into_iter().for_each(|at| memory.free(at).unwrap());
+    assert_eq!(mock.0.borrow().chunks.len(), limits::KEPT);
+}
+
 #[test]
 fn fragmented_device_lends_smaller_chunks() {
     let (mut memory, mock) = memory(64 * MIB);
@@ -351,6 +382,9 @@ fn million_tiny_allocations_take_no_more_than_their_chunks() {
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
     for address in all {
         memory.free(address).unwrap();
+    }
+    for _ in 0..2 {
+        memory.age();
     }
     assert_eq!(mock.0.borrow().left, 512 * MIB - UNIT, "one idle pool stays");
     assert_eq!(mock.0.borrow().idle, UNIT);
