@@ -15,6 +15,9 @@ use sluice_messages::{
     custody::{CustodyAnswer, CustodyRequest},
 };
 use sluice_protocol::limits;
+/// Milliseconds for which a request above the limit waits for reports of idle bytes: a worker reports them after it has told its
+/// guest that memory is free.
+const REPORTS: Millis = 50;
 /// Milliseconds between two recalls of one worker.
 const RECALL_EVERY: Millis = 20;
 /// Milliseconds within which a worker gives back a chunk after a recall. Then its idle bytes count no longer, for it may have none.
@@ -31,6 +34,7 @@ const ANSWERS: usize = 64;
 pub(super) struct Waiter {
     pub(super) worker: WorkerId,
     pub(super) serial: u64,
+    since: Millis,
     until: Millis,
 }
 
@@ -87,7 +91,7 @@ impl Custody {
         self.taken_from = true;
         // The taker that waits longest goes first.
         let queued = self.waiters.waits((vm, class));
-        let attempt = if queued { Attempt::Wait } else { self.attempt(id, serial, class, now) };
+        let attempt = if queued { Attempt::Wait } else { self.attempt(id, serial, class, now, now) };
         match attempt {
             Attempt::Lent => {}
             Attempt::No(error) => self.refuse(id, serial, error),
@@ -96,7 +100,7 @@ impl Custody {
                     worker.waiting += 1;
                 }
                 let until = now.saturating_add(limits::TAKE_MILLISECONDS);
-                self.waiters.push((vm, class), Waiter { worker: id, serial, until });
+                self.waiters.push((vm, class), Waiter { worker: id, serial, since: now, until });
             }
         }
     }
@@ -114,8 +118,8 @@ impl Custody {
         }
     }
 
-    /// Lends a chunk to a worker, if that is possible now.
-    fn attempt(&mut self, id: WorkerId, serial: u64, class: Class, now: Millis) -> Attempt {
+    /// Lends a chunk to a worker that has requested it at `since`, if that is possible now.
+    fn attempt(&mut self, id: WorkerId, serial: u64, class: Class, since: Millis, now: Millis) -> Attempt {
         let Some(worker) = self.workers.get(&id) else { return Attempt::No(code::DEVICE_UNAVAILABLE) };
         let vm = worker.vm;
         if worker.leases.len() >= limits::LEASES {
@@ -124,7 +128,9 @@ impl Custody {
         match self.ledger.admit(vm, class.bytes()) {
             Ok(()) => {}
             Err(LendRefusal::Closed) => return Attempt::No(code::DEVICE_UNAVAILABLE),
-            Err(LendRefusal::Limit(over)) => return self.recall(id, vm, over, now),
+            Err(LendRefusal::Limit(over)) if self.recall(id, vm, over, now) => return Attempt::Wait,
+            Err(LendRefusal::Limit(_)) if self.awaits_reports(id, vm, since, now) => return Attempt::Wait,
+            Err(LendRefusal::Limit(_)) => return Attempt::No(code::OUT_OF_MEMORY),
             Err(LendRefusal::Ancestor(ancestor, bytes)) => {
                 self.want_escrow(ancestor, bytes, now);
                 return Attempt::Wait;
@@ -185,17 +191,24 @@ impl Custody {
         self.touched.insert(vm);
     }
 
-    /// The VM exceeds its limit by `over`: recalls idle chunks of its other workers.
-    fn recall(&mut self, id: WorkerId, vm: VmKey, over: u64, now: Millis) -> Attempt {
+    /// The VM exceeds its limit by `over`: recalls idle chunks of its other workers. True if memory comes back.
+    fn recall(&mut self, id: WorkerId, vm: VmKey, over: u64, now: Millis) -> bool {
         // Their memory comes back when their processes have ended.
         let ending = self
             .ending_of(vm)
             .any(|worker| worker.life == WorkerState::Ending && worker.lent > 0 || worker.charged > 0);
-        if self.recall_idle(vm, Some(id), over, now) || ending || self.leaves(vm) {
-            Attempt::Wait
-        } else {
-            Attempt::No(code::OUT_OF_MEMORY)
+        self.recall_idle(vm, Some(id), over, now) || ending || self.leaves(vm)
+    }
+
+    /// True if another worker of the VM may report idle bytes that it had when the request of `since` came.
+    fn awaits_reports(&mut self, id: WorkerId, vm: VmKey, since: Millis, now: Millis) -> bool {
+        let end = since.saturating_add(REPORTS);
+        let own = self.workers.get(&id).map_or(0, |worker| worker.lent);
+        let awaits = now < end && self.ledger.account(vm).is_some_and(|account| account.lent > own);
+        if awaits {
+            self.reports_end = Some(self.reports_end.map_or(end, |other| other.min(end)));
         }
+        awaits
     }
 
     /// Recalls idle chunks of a VM's workers but one. `false` if there are fewer than `bytes`, those of overdue recalls not counted.
@@ -269,7 +282,8 @@ impl Custody {
     /// Answers waiting takers, as far as possible now and VM by VM. Returns the time of the next call.
     pub fn serve_waiters(&mut self, now: Millis) -> Option<Millis> {
         let overdue = self.waiters.fronts().any(|(_, waiter)| waiter.until <= now);
-        if core::mem::take(&mut self.recheck) || overdue {
+        let reported = self.reports_end.take_if(|end| *end <= now).is_some();
+        if core::mem::take(&mut self.recheck) || overdue || reported {
             let mut turns = self.waiters.turns();
             let mut answers = 0;
             while let Some(line) = turns.pop_front() {
@@ -285,13 +299,13 @@ impl Custody {
                 }
             }
         }
-        self.waiters.fronts().map(|(_, waiter)| waiter.until).min()
+        self.waiters.fronts().map(|(_, waiter)| waiter.until).chain(self.reports_end).min()
     }
 
     /// Answers the first taker of a line, if that is possible now.
     fn serve_waiter(&mut self, (vm, class): Line<Class>, now: Millis) -> bool {
         let Some(waiter) = self.waiters.get((vm, class), 0).copied() else { return false };
-        match self.attempt(waiter.worker, waiter.serial, class, now) {
+        match self.attempt(waiter.worker, waiter.serial, class, waiter.since, now) {
             Attempt::Lent => {}
             Attempt::No(error) => self.refuse(waiter.worker, waiter.serial, error),
             Attempt::Wait if waiter.until > now => return false,

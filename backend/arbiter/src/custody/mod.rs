@@ -287,6 +287,8 @@ pub struct Custody {
     next_share: Option<u128>,
     /// State changed for which a taker may wait.
     recheck: bool,
+    /// The first time at which a request no longer waits for reports of idle bytes.
+    reports_end: Option<Millis>,
     /// State changed since the last audit.
     changed: bool,
     /// VMs whose pages are to be written.
@@ -329,6 +331,7 @@ impl Custody {
             next_lease: 1,
             next_share: None,
             recheck: false,
+            reports_end: None,
             changed: true,
             touched: BTreeSet::new(),
             effects: VecDeque::new(),

@@ -984,7 +984,11 @@ impl Growing {
             for _ in 0..6 {
                 self.world.begin();
                 self.world.end();
-                next = self.world.custody.serve_growth(self.now);
+                let custody = &mut self.world.custody;
+                next = [custody.serve_waiters(self.now), custody.serve_growth(self.now)]
+                    .into_iter()
+                    .flatten()
+                    .min();
                 while let Some(effect) = self.world.custody.effect() {
                     match effect {
                         Effect::Answer { worker, answer: CustodyAnswer::Granted { value, .. } } => {
@@ -1176,6 +1180,43 @@ fn idle_chunks_that_a_process_does_not_give_back_delay_a_refusal_by_two_seconds(
     growing.start(one);
     growing.pass(growing.now + 1);
     assert_eq!(growing.refused.len(), 1, "it waits again");
+}
+
+// Promise: P60
+#[test]
+fn request_above_the_limit_waits_for_late_reports_of_idle_chunks_of_other_processes() {
+    let mut growing = Growing::new();
+    growing.terms(2, 64 * MIB, 0);
+    growing.terms(3, 64 * MIB, 0);
+    let (one, two, lone) = (growing.worker(2), growing.worker(2), growing.worker(3));
+    let take = |serial| CustodyRequest::Take { serial, bytes: UNIT };
+    for serial in 1..=32 {
+        growing.world.custody.request(two, take(serial), 0);
+    }
+    growing.pass(100);
+    assert_eq!((growing.lent.len(), growing.refused.len()), (32, 0));
+    let (_, lease) = growing.lent[0];
+
+    growing.world.custody.request(one, take(1), 100);
+    growing.pass(130);
+    assert_eq!(growing.refused, [], "the other process may have freed memory just now");
+    growing.world.custody.request(two, CustodyRequest::Idle { bytes: UNIT }, 130);
+    growing.pass(131);
+    assert_eq!(growing.recalled, [(two, UNIT)]);
+    growing.world.custody.request(two, CustodyRequest::Idle { bytes: 0 }, 131);
+    growing.world.custody.request(two, CustodyRequest::Give { lease }, 131);
+    growing.pass(132);
+    assert_eq!(growing.lent.last().map(|(worker, _)| *worker), Some(one));
+
+    growing.world.custody.request(one, take(2), 200);
+    growing.pass(249);
+    assert_eq!(growing.refused, []);
+    growing.pass(1_000);
+    assert_eq!(growing.refused, [(250, one)], "no report came");
+
+    growing.world.custody.request(lone, CustodyRequest::Take { serial: 1, bytes: 512 * MIB }, 1_000);
+    growing.pass(1_000);
+    assert_eq!(growing.refused.last(), Some(&(1_000, lone)), "a lone process waits for no report");
 }
 
 // Promise: Q20
