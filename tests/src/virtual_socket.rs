@@ -51,7 +51,8 @@ pub fn program() -> Result<PathBuf> {
 /// # Errors
 /// When it does not start.
 pub fn start(program: &Path, uds: &Path, socket: &Path, log: &Path) -> Result<Background> {
-    let vm = format!("guest-cid=3,uds-path={},socket={}", uds.display(), socket.display());
+    let vm =
+        format!("guest-cid=3,uds-path={},socket={},tx-buffer-size=1048576", uds.display(), socket.display());
     let mut device = Background::start(PACKAGE, Command::new(program).args(["--vm", &vm]), log)?;
     let deadline = std::time::Instant::now() + START;
     while !socket.exists() {

@@ -166,6 +166,9 @@ impl Waiting {
     /// Waits until the condition holds or the session is over; the caller checks which.
     pub(crate) fn until(&self, condition: Condition) {
         let words = &self.link.words;
+        if let Err(error) = self.link.transport.flush() {
+            self.link.lose(&error);
+        }
         let Some(budget) = self.budgets.get(condition.place()) else { return };
         let polls = budget.load(Ordering::Relaxed).min(self.longest);
         for _ in 0..polls {

@@ -140,11 +140,20 @@ pub trait Transport: Send + Sync {
     /// [`TransportError`], mostly [`TransportError::Lost`].
     fn submit(&self, doorbell: Doorbell) -> Result<(), TransportError>;
 
-    /// Sends a record that was published in the ring; called in the ring's order. With shared memory there is nothing to do.
+    /// Sends a record that was published in the ring, or holds it for a while to send it with others; called in the ring's order.
+    /// With shared memory there is nothing to do.
     ///
     /// # Errors
     /// [`TransportError`], mostly [`TransportError::Lost`].
     fn posted(&self, _record: &[u8]) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    /// Sends held records; called before a thread waits for the worker.
+    ///
+    /// # Errors
+    /// [`TransportError`], mostly [`TransportError::Lost`].
+    fn flush(&self) -> Result<(), TransportError> {
         Ok(())
     }
 

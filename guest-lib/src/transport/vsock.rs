@@ -1,10 +1,11 @@
 //! The transport without shared memory: a stream to the host, a virtual socket or a Unix socket, that carries the data that the
 //! other side has to see.
 //!
-//! The session page and the arenas are memory of this process. A record goes out when it is published, after the arena memory
-//! that its call reads. A thread of the shim reads the host's publications from the stream and writes them into the page, so a
-//! thread that waits there does not know the difference. The device itself never reaches memory attached this way: the host
-//! reports all of it as gathered.
+//! The session page and the arenas are memory of this process. A record goes out after the arena memory that its call reads: at
+//! once if the worker has consumed all earlier ones, else together with those that follow, when the worker has consumed them,
+//! when a packet is full, or when a thread waits. A thread of the shim reads the host's publications from the stream and writes
+//! them into the page, so a thread that waits there does not know the difference. The device itself never reaches memory
+//! attached this way: the host reports all of it as gathered.
 //!
 //! One stream is one session: when this process is gone the host ends it.
 
@@ -39,8 +40,8 @@ use std::{
     os::unix::net::UnixStream,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering, fence},
     },
     time::Duration,
 };
@@ -50,6 +51,11 @@ use std::{
 const REACHED: libc::time_t = 8;
 /// SO_VM_SOCKETS_CONNECT_TIMEOUT.
 const CONNECT_TIMEOUT: libc::c_int = 6;
+/// SO_VM_SOCKETS_BUFFER_SIZE and SO_VM_SOCKETS_BUFFER_MAX_SIZE.
+const BUFFER_SIZE: libc::c_int = 0;
+const BUFFER_MOST: libc::c_int = 2;
+/// Bytes that the host may send before this side has read any of them. The kernel's default is 256 KiB.
+const HOST_AHEAD: u64 = 1 << 20;
 /// The longest wait for the first frame of the host.
 const TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Bytes that one write passes to a virtual socket. A kernel may split a packet of more than eight pages into several pieces, and some
@@ -71,8 +77,14 @@ struct Connection {
     socket: HeldDescriptor,
     /// Bytes that one write passes to the socket.
     packet: usize,
+    /// The session page, once the session is opened.
+    page: OnceLock<Words>,
     /// Locked while frames that belong together are sent.
     output: Mutex<Output>,
+    /// True if records wait in `output`.
+    holds_records: AtomicBool,
+    /// Counts the times at which records had to be sent; the sending thread waits for a change of it.
+    due: AtomicU32,
     /// Resources by their addresses: id and bytes.
     resources: Mutex<BTreeMap<u64, (u32, u64)>>,
     /// Counts arrivals; a waiting thread waits for a change of it.
@@ -88,6 +100,19 @@ struct Connection {
 struct Output {
     buffer: Box<[u8]>,
     length: usize,
+    /// The ring's position after the last record that was put here, and after the last one that was sent.
+    tail: u64,
+    sent: u64,
+}
+
+/// Sets an option of a virtual socket. After an error the kernel's own value applies.
+fn set_option<T: Copy>(socket: &OwnedFd, name: libc::c_int, value: &T) {
+    #[expect(clippy::cast_possible_truncation, reason = "the size of a small value")]
+    let length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: an open socket, and a value of the given length.
+    let _ = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::AF_VSOCK, name, core::ptr::from_ref(value).cast(), length)
+    };
 }
 
 impl Vsock {
@@ -101,15 +126,9 @@ impl Vsock {
             // The kernel has no such family, or a sandbox refuses it.
             Err(_) => return Err(TransportError::NoDevice),
         };
-        let timeout = libc::timeval { tv_sec: REACHED, tv_usec: 0 };
-        #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
-        let length = size_of::<libc::timeval>() as libc::socklen_t;
-        // After an error the kernel's own time-out applies.
-        // SAFETY: an open socket, and a value of the given length.
-        let _ = unsafe {
-            let (level, name) = (libc::AF_VSOCK, CONNECT_TIMEOUT);
-            libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const timeout).cast(), length)
-        };
+        set_option(&socket, CONNECT_TIMEOUT, &libc::timeval { tv_sec: REACHED, tv_usec: 0 });
+        set_option(&socket, BUFFER_MOST, &HOST_AHEAD);
+        set_option(&socket, BUFFER_SIZE, &HOST_AHEAD);
         // SAFETY: all zeroes is a value of this structure.
         let mut address: libc::sockaddr_vm = unsafe { core::mem::zeroed() };
         #[expect(clippy::cast_possible_truncation, reason = "small constants")]
@@ -148,11 +167,14 @@ impl Vsock {
     /// Checks that the other side has this version of the protocol.
     fn greet(socket: OwnedFd, packet: usize) -> Result<Vsock, TransportError> {
         let system = |error| TransportError::System { what: "the connection", error };
-        let output = Output { buffer: vec![0; BUFFER_BYTES].into(), length: 0 };
+        let output = Output { buffer: vec![0; BUFFER_BYTES].into(), length: 0, tail: 0, sent: 0 };
         let shared = Connection {
             socket: HeldDescriptor::new(socket).map_err(system)?,
             packet,
+            page: OnceLock::new(),
             output: Mutex::new(output),
+            holds_records: AtomicBool::new(false),
+            due: AtomicU32::new(0),
             resources: Mutex::default(),
             arrivals: AtomicU32::new(0),
             seen: AtomicU32::new(0),
@@ -185,7 +207,7 @@ impl Vsock {
         Ok(Vsock { shared: Arc::new(shared), next_resource: AtomicU32::new(1) })
     }
 
-    /// Starts the thread that receives, which writes to this control resource.
+    /// Starts the thread that receives, which writes to this control resource, and the thread that sends held records.
     fn receive_into(&self, resource: u32) -> Result<(), TransportError> {
         let control = {
             let resources = self.shared.resources();
@@ -194,8 +216,11 @@ impl Vsock {
         let base = control.and_then(|at| usize::try_from(at).ok()).ok_or(TransportError::Size(0))?;
         // SAFETY: the session keeps its control resource mapped for the life of the process.
         let words = unsafe { Words::new(base, layout::BYTES) };
-        let shared = Arc::clone(&self.shared);
-        spawn("sluice-stream", move || shared.receive(&words)).map_err(|error| TransportError::System {
+        self.shared.page.get_or_init(|| words);
+        let (receiver, sender) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let started = spawn("sluice-stream", move || receiver.receive(&words))
+            .and_then(|()| spawn("sluice-sender", move || sender.send_held()));
+        started.map_err(|error| TransportError::System {
             what: "a thread",
             error: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
         })
@@ -226,6 +251,8 @@ impl Connection {
     /// neither side waits for the other.
     fn flush(&self, output: &mut Output) -> Result<(), TransportError> {
         let length = core::mem::take(&mut output.length);
+        output.sent = output.tail;
+        self.holds_records.store(false, Ordering::Relaxed);
         self.alive()?;
         let sent = self.send_all(output.buffer.get(..length).unwrap_or_default());
         if sent.is_err() {
@@ -234,6 +261,51 @@ impl Connection {
             self.arrived();
         }
         sent
+    }
+
+    /// True if the worker has consumed all records that were sent.
+    fn is_consumed(&self, output: &Output) -> bool {
+        self.page
+            .get()
+            .is_none_or(|words| words.load_u64(layout::RING_HEAD, Ordering::Acquire) >= output.sent)
+    }
+
+    /// Leaves the last record in the output, if there is a reason to wait for further ones, or sends it.
+    fn send_or_hold(&self, output: &mut Output) -> Result<(), TransportError> {
+        if output.length < self.packet && !self.is_consumed(output) {
+            self.holds_records.store(true, Ordering::Relaxed);
+            // Either this thread sees the new head, or the receiving thread sees that records are held.
+            fence(Ordering::SeqCst);
+            if !self.is_consumed(output) {
+                return Ok(());
+            }
+        }
+        self.flush(output)
+    }
+
+    /// Sends held records whenever the worker has consumed the earlier ones. The receiving thread must not do it: it would no
+    /// longer receive while the socket takes no more.
+    fn send_held(&self) {
+        while self.alive().is_ok() {
+            let due = self.due.load(Ordering::Acquire);
+            let mut output = self.output();
+            // A failure marks the stream as lost.
+            if output.length > 0 && self.is_consumed(&output) && self.flush(&mut output).is_err() {
+                return;
+            }
+            drop(output);
+            // Woken, interrupted, or a change before: the loop looks again in any case.
+            let _ = futex::wait(&self.due, futex::Flags::PRIVATE, due, None);
+        }
+    }
+
+    /// Wakes the sending thread if records are held.
+    fn send_soon(&self) {
+        fence(Ordering::SeqCst);
+        if self.holds_records.load(Ordering::Relaxed) || self.alive().is_err() {
+            self.due.fetch_add(1, Ordering::Release);
+            let _ = futex::wake(&self.due, futex::Flags::PRIVATE, 1);
+        }
     }
 
     fn send_all(&self, mut left: &[u8]) -> Result<(), TransportError> {
@@ -257,6 +329,7 @@ impl Connection {
             layout::set_lost(words, Error::DEVICE_UNAVAILABLE.0);
         }
         self.arrived();
+        self.send_soon();
     }
 
     /// Reads the available bytes and applies their frames; `None` at the end.
@@ -295,7 +368,10 @@ impl Connection {
                 words.store_u32(layout::STATE, state, Ordering::Release);
             }
             ToGuest::Sticky { error } => words.store_u32(layout::STICKY, error, Ordering::Release),
-            ToGuest::Room { head } => words.store_u64(layout::RING_HEAD, head, Ordering::Release),
+            ToGuest::Room { head } => {
+                words.store_u64(layout::RING_HEAD, head, Ordering::Release);
+                self.send_soon();
+            }
             ToGuest::Console { waiting } => words.store_u32(layout::CONSOLE, waiting, Ordering::Release),
             ToGuest::Attachment { slot, attachment } => layout::set_attachment(words, slot, attachment),
             ToGuest::Sequence { slot, sequence } => layout::set_completed(words, slot, sequence),
@@ -420,13 +496,25 @@ impl Transport for Vsock {
                 left -= u64::from(now);
             }
         }
-        if output.room() < HEAD_BYTES + record.len() {
+        let frame = HEAD_BYTES + record.len();
+        let fills_a_packet = output.length > 0 && output.length + frame > self.shared.packet;
+        if fills_a_packet || output.room() < frame {
             self.shared.flush(&mut output)?;
         }
         let bytes = u32::try_from(record.len()).map_err(|_| TransportError::Size(record.len() as u64))?;
         output.put(&FromGuest::Record { bytes }.encode());
         output.put(record);
-        self.shared.flush(&mut output)
+        output.tail =
+            self.shared.page.get().map_or(0, |words| words.load_u64(layout::RING_TAIL, Ordering::Relaxed));
+        self.shared.send_or_hold(&mut output)
+    }
+
+    fn flush(&self) -> Result<(), TransportError> {
+        if !self.shared.holds_records.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut output = self.shared.output();
+        if output.length > 0 { self.shared.flush(&mut output) } else { Ok(()) }
     }
 
     fn host_function_returned(&self, call: HostCall) -> Result<(), TransportError> {
@@ -450,7 +538,91 @@ impl Transport for Vsock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_protocol::{calls::wire, record::NO_REPLY, ring::Producer};
     use std::{io::Write as _, os::unix::net::UnixListener};
+
+    /// A transport whose session is open, its page, and the host's end, at which each packet is one read.
+    fn opened() -> (Vsock, Words, OwnedFd) {
+        let (host, guest) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        rustix::io::write(&host, &ToGuest::Hello { version: calls::VERSION }.encode()).unwrap();
+        let transport = Vsock::greet(guest, PACKET_BYTES).unwrap();
+        let control = Reservation::new(0, layout::BYTES as u64).unwrap();
+        let page = transport.create(&control, control.base(), layout::BYTES as u64).unwrap();
+        transport.submit(Doorbell::Open { resource: page.id }).unwrap();
+        // The receiving thread may write the page until the process ends.
+        core::mem::forget(control);
+        for _ in ["hello", "create", "open"] {
+            rustix::io::read(&host, &mut [0; HEAD_BYTES]).unwrap();
+        }
+        let words = *transport.shared.page.get().unwrap();
+        (transport, words, host)
+    }
+
+    /// Posts records as a session does.
+    fn post(transport: &Vsock, words: &Words, producer: &mut Producer, count: usize) {
+        let header = Header {
+            call: wire::launch::CALL,
+            reply: NO_REPLY,
+            ticket: 0,
+            context: 1,
+            stream: 1,
+            thread: 1,
+            sequence: 1,
+        };
+        let mut buffer = [0; limits::RECORD_BYTES];
+        let record = header.build(&mut buffer, |_| Ok(())).unwrap();
+        for _ in 0..count {
+            producer.publish(words, record).unwrap();
+            transport.posted(record).unwrap();
+        }
+    }
+
+    /// The number of records in the next packet; none if no packet comes for a while.
+    fn records(host: &OwnedFd) -> usize {
+        let mut polled = [PollFd::new(host, PollFlags::IN)];
+        if poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 })) == Ok(0) {
+            return 0;
+        }
+        let mut packet = [0; 2 * PACKET_BYTES];
+        let length = rustix::io::read(host, &mut packet).unwrap();
+        let mut left = &packet[..length];
+        let mut count = 0;
+        while let Some((head, rest)) = left.split_first_chunk::<HEAD_BYTES>() {
+            let frame = FromGuest::decode(head).unwrap();
+            left = &rest[frame.payload() as usize..];
+            count += usize::from(matches!(frame, FromGuest::Record { .. }));
+        }
+        count
+    }
+
+    // Promise: V43
+    #[test]
+    fn records_are_sent_together_until_the_worker_has_consumed_earlier_ones_or_a_thread_waits() {
+        let (transport, words, host) = opened();
+        let mut producer = Producer::new();
+        post(&transport, &words, &mut producer, 4);
+        assert_eq!(records(&host), 1, "nothing is under way, so it is sent at once");
+        assert_eq!(records(&host), 0, "the others wait for the worker");
+        let head = words.load_u64(layout::RING_TAIL, Ordering::Relaxed) / 4;
+        rustix::io::write(&host, &ToGuest::Room { head }.encode()).unwrap();
+        assert_eq!(records(&host), 3, "it has consumed what was sent");
+        post(&transport, &words, &mut producer, 3);
+        transport.flush().unwrap();
+        assert_eq!(records(&host), 3, "a thread waits");
+        transport.flush().unwrap();
+        assert_eq!(records(&host), 0);
+        // Neither an answer nor a wait: full packets go out.
+        post(&transport, &words, &mut producer, 1000);
+        transport.flush().unwrap();
+        let (mut packets, mut sent) = (0, 0);
+        while sent < 1000 {
+            packets += 1;
+            sent += records(&host);
+        }
+        assert!(packets <= 20, "{packets} packets");
+    }
 
     // Promise: G1
     #[test]
