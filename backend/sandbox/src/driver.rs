@@ -206,6 +206,9 @@ fn software_loading() -> Vec<Rule> {
     rules
 }
 
+/// The calling thread. Any other number could be that of another VM's process, whose scheduling the kernel lets a process of the same user change.
+const CALLER: i32 = 0;
+
 /// Calls of NVIDIA's libraries, at any time: they open their devices again for every context.
 ///
 /// Left out on purpose, and so answered with EPERM: sockets, which lead to services (`nvidia-persistenced`, the multi-process service) that
@@ -260,10 +263,18 @@ fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
         Rule::any(SYS_timerfd_settime, "deadlines"),
         Rule::any(SYS_nanosleep, "waiting of libraries"),
         Rule::any(SYS_getcpu, "choosing a queue by processor"),
-        Rule::any(SYS_sched_setaffinity, "binding of a driver's threads"),
+        Rule::one_of(SYS_sched_setaffinity, 0, &[CALLER], "binding of a driver's threads, by themselves"),
         Rule::any(SYS_sched_getparam, "priority of threads"),
         Rule::any(SYS_sched_getscheduler, "priority of threads"),
-        Rule::any(SYS_sched_setscheduler, "priority of a driver's threads"),
+        Rule::exactly(
+            SYS_sched_setscheduler,
+            &[
+                &[(0, CALLER), (1, SCHED_OTHER)],
+                &[(0, CALLER), (1, SCHED_BATCH)],
+                &[(0, CALLER), (1, SCHED_IDLE)],
+            ],
+            "scheduling of a driver's threads, by themselves; never before those of the host",
+        ),
         Rule::any(SYS_getpriority, "priority of threads"),
         Rule::any(SYS_sysinfo, "the amount of the host's memory"),
         Rule::of_self(SYS_prlimit64, "limits of its own, without changing them"),

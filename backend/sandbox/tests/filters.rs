@@ -144,6 +144,12 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
     ("SIGKILL by pidfd",        on(libc::SYS_pidfd_send_signal, [-1, 9]),                   "..k k.k p.p ."),
     ("another's limits",        on(libc::SYS_prlimit64, [i32::MAX as i64, 0]),              "kkk kkk ppp ."),
     ("a new limit",             (libc::SYS_prlimit64, [0, 7, 1, 0, 0, 0]),                  "kkk kkk ppp ."),
+    ("another's processors",    on(libc::SYS_sched_setaffinity, [i32::MAX as i64, 0]),      "kkk kkk ppp ."),
+    ("own processors",          on(libc::SYS_sched_setaffinity, [0, 0]),                    "kkk kkk ... ."),
+    ("another's scheduling",    on(libc::SYS_sched_setscheduler, [i32::MAX as i64, 3]),     "kkk kkk ppp ."),
+    ("real-time scheduling",    on(libc::SYS_sched_setscheduler, [0, 1]),                   "kkk kkk ppp ."),
+    ("own scheduling",          on(libc::SYS_sched_setscheduler, [0, 3]),                   "kkk kkk ... ."),
+    ("another's priority",      on(libc::SYS_setpriority, [0, i32::MAX as i64]),            "kkk kkk ppp ."),
     // Programs and processes.
     ("execve",                  on(libc::SYS_execve, [0, 0]),                               "kkk kkk kkk ."),
     ("execveat",                on(libc::SYS_execveat, [-1, 0]),                            "kkk kkk kkk ."),
