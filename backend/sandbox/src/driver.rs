@@ -2,8 +2,8 @@
 //!
 //! A library decides which list applies, by its file ([`DriverList::of_library`]), before it is loaded. The software GPU's list was made from
 //! traces of the whole-system tests. NVIDIA's was made from public sources: the requests in [`crate::ioctls`], and calls of the C library for
-//! files, memory and threads. No run on hardware has traced it yet. So a call that is on no list is answered with EPERM there, and does not
-//! end the process; calls that only an attacker makes still do ([`crate::attacks`]).
+//! files, memory and threads. No run on hardware has traced it yet. So a call that is on no list is answered with EPERM and a line of log there
+//! ([`crate::refusal`]), and does not end the process; calls that only an attacker makes still do ([`crate::attacks`]).
 
 use crate::{
     attacks, common,
@@ -109,11 +109,16 @@ fn version_of_file(file: &Path, module: impl FnOnce() -> Option<String>) -> Opti
 
 /// The filter of a process that loads a driver, with `ours` for the calls of its own code. With NVIDIA's driver, calls that are on no list are
 /// refused.
-pub(crate) fn profile(ours: Vec<Rule>, list: DriverList, user: DriverUser) -> FilterProfile {
+pub(crate) fn profile(mut ours: Vec<Rule>, list: DriverList, user: DriverUser) -> FilterProfile {
     FilterProfile::Allow(match list {
         DriverList::Software => AllowList::strict(ours, software_loading(), common::absent()),
         DriverList::Nvidia(branch) => AllowList {
-            ours,
+            ours: {
+                ours.retain(|rule| rule.call != SYS_rt_sigprocmask);
+                let why = "the blocked signals; the handler for refused calls changes them, without SIGSYS";
+                ours.push(Rule::null(SYS_rt_sigprocmask, 1, why));
+                ours
+            },
             driver: nvidia(branch, user),
             absent: common::absent(),
             fatal: [attacks::everywhere(), attacks::leaving()].concat(),

@@ -434,27 +434,77 @@ fn arbiter_may_signal_by_pidfd_and_start_no_process() {
     }
 }
 
-/// The record that a refused call leaves in the kernel's log cannot be read without rights. So this tests that the setting changes no
-/// answer, and hinders no role.
+/// Runs `body` under the filter of a role, and returns its end and the lines that it left on standard error.
+fn heard(role: Role, body: impl FnOnce() -> bool) -> (End, Vec<String>) {
+    use std::io::Read as _;
+    use std::os::fd::AsRawFd as _;
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    let end = under(&[], || {
+        // SAFETY: the child's standard error becomes the pipe.
+        let moved = unsafe { libc::dup2(writer.as_raw_fd(), 2) };
+        moved == 2 && enter(role).is_ok() && body()
+    });
+    drop(writer);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).expect("text");
+    (end, text.lines().map(str::to_owned).collect())
+}
+
+/// Makes a request to no descriptor; true if it is refused.
+fn is_refused(request: i64) -> bool {
+    call(libc::SYS_ioctl, [-1, request, 0]) == -1 && errno() == libc::EPERM
+}
+
+// Promise: F98
 #[test]
-fn reporting_refuses_and_kills_as_without() {
-    let reported = |filters: Vec<Role>, attempt: fn() -> bool| {
-        under(&[], move || {
-            // SAFETY: the child has one thread.
-            unsafe { std::env::set_var("SLUICE_SECCOMP", "report") };
-            filters.iter().all(|role| enter(*role).is_ok()) && attempt()
-        })
-    };
-    let refused = || call(libc::SYS_ioctl, [-1, 0xae01, 0]) == -1 && errno() == libc::EPERM;
-    assert_eq!(reported(stack(Role::Worker(nvidia())), refused), WORKED);
-    for filters in stacks() {
-        assert_eq!(
-            reported(filters.clone(), || call(libc::SYS_ptrace, [-1, 0, 0]) == 0),
-            KILLED,
-            "{filters:?}"
-        );
-        assert_eq!(reported(filters.clone(), || map(libc::PROT_READ)), WORKED, "{filters:?}");
+fn refused_call_of_a_driver_leaves_one_line() {
+    for role in [Role::Worker(nvidia()), Role::Arbiter(nvidia()), Role::Inventory(nvidia())] {
+        let body = || {
+            let socket = || call(libc::SYS_socket, [libc::AF_UNIX.into(), 1, 0]) == -1;
+            (0..1000).all(|_| is_refused(0xae01) && is_refused(0x5412) && socket() && errno() == libc::EPERM)
+        };
+        let (end, lines) = heard(role, body);
+        assert_eq!(end, WORKED, "{role:?}: {lines:?}");
+        let rest = "is not on the list of this process and its driver: EPERM";
+        let expected = [
+            format!("request 0xae01 of system call 16 {rest}"),
+            format!("request 0x5412 of system call 16 {rest}"),
+            format!("system call 41 {rest}"),
+        ];
+        assert_eq!(lines, expected, "{role:?}");
     }
+}
+
+// Promise: F98
+#[test]
+fn flood_of_refused_calls_leaves_few_lines() {
+    let (end, lines) = heard(Role::Worker(nvidia()), || (0xa000..0xb000).all(is_refused));
+    assert_eq!((end, lines.len()), (WORKED, 32));
+    assert!(lines.last().is_some_and(|line| line.ends_with("; others leave no line any more")), "{lines:?}");
+}
+
+// Promise: F98
+#[test]
+fn refused_call_does_not_end_a_thread_that_blocks_all_signals() {
+    let body = || {
+        let every = u64::MAX;
+        let mask = |how: i32, set: *const u64, old: *mut u64| {
+            // SAFETY: each pointer is null or to eight bytes.
+            unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, old, 8) == 0 }
+        };
+        let blocked = move || {
+            let mut now = 0;
+            let read = mask(libc::SIG_BLOCK, core::ptr::null(), &raw mut now);
+            if read { now } else { 0 }
+        };
+        let none: *mut u64 = core::ptr::null_mut();
+        let set = mask(libc::SIG_SETMASK, &raw const every, none);
+        // Its thread inherits the mask, and is started with more calls that block all signals.
+        let thread = std::thread::spawn(move || is_refused(0xae01) && blocked().count_ones() >= 60);
+        set && is_refused(0xae01) && thread.join().is_ok_and(|refused| refused)
+    };
+    let (end, lines) = heard(Role::Worker(nvidia()), body);
+    assert_eq!((end, lines.len()), (WORKED, 1), "{lines:?}");
 }
 
 /// A socket pair, made before the filter is entered.
