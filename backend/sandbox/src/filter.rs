@@ -391,8 +391,7 @@ mod tests {
         for role in Role::all() {
             let [ours, ..] = lists(role);
             let most = match role {
-                Role::Device => 49,
-                Role::DirectDevice => 48,
+                Role::Device | Role::DirectDevice => 40,
                 Role::Arbiter(_) | Role::Worker(_) | Role::WorkerSettled => 45,
                 Role::Inventory(_) => 35,
                 // Its list is of forbidden calls.

@@ -224,7 +224,7 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
     ("request_key",             on(libc::SYS_request_key, [0, 0]),                          "kkk kkk kkk k"),
     ("kexec_load",              on(libc::SYS_kexec_load, [0, 0]),                           "kkk kkk kkk k"),
     ("modify_ldt",              on(libc::SYS_modify_ldt, [-1, 0]),                          "kkk kkk kkk k"),
-    ("dumpable",                on(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as i64, 1]),     "kkk kkk ppp ."),
+    ("dumpable",                on(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as i64, 1]),     "nnk kkk ppp ."),
     ("filter with a listener",  on(libc::SYS_seccomp, [1, 8]),                              "kkk kkk ppp ."),
 ];
 
@@ -298,7 +298,7 @@ fn every_role_may_use_memory_threads_and_time() {
         let body = || {
             let big = vec![1u8; 8 << 20];
             let handle = std::thread::spawn(move || big.iter().map(|byte| u64::from(*byte)).sum::<u64>());
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
             handle.join().is_ok_and(|sum| sum == 8 << 20)
         };
         assert_eq!(under(roles, body), WORKED, "{roles:?}");
@@ -312,7 +312,7 @@ fn allocator_with_64_threads_works_under_the_filter() {
             .map(|i| {
                 std::thread::spawn(move || {
                     let list: Vec<Vec<u8>> = (0..100).map(|j| vec![i; 100 * (j + 1)]).collect();
-                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    std::thread::park_timeout(std::time::Duration::from_millis(20));
                     list.len()
                 })
             })
