@@ -139,7 +139,7 @@ impl UserPlace {
             if let Some(taken) = user.take(ResourceKind::Connections) {
                 return Some(taken);
             }
-            std::thread::sleep(ARRIVAL_LOOK);
+            std::thread::park_timeout(ARRIVAL_LOOK);
         }
         None
     }
@@ -179,7 +179,7 @@ fn accept(listener: &UnixListener) -> UnixStream {
             Ok((stream, _)) => return stream,
             Err(error) => {
                 tracing::error!(%error, "cannot accept a connection");
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::park_timeout(Duration::from_millis(100));
             }
         }
     }

@@ -144,7 +144,7 @@ impl Call {
 /// Releases waiting calls, for ever, in a thread of its own; used if front-ends are processes.
 pub fn release() -> ! {
     loop {
-        std::thread::sleep(TIMEOUT);
+        std::thread::park_timeout(TIMEOUT);
         let calls: Vec<_> = lock(&CALLS).iter().filter_map(Weak::upgrade).collect();
         let now = now();
         for call in calls {

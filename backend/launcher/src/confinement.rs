@@ -337,6 +337,29 @@ mod tests {
 
     // Promise: F90
     #[test]
+    fn process_of_a_user_of_its_own_without_namespaces_reads_only_files_of_its_list() {
+        if !rustix::process::geteuid().is_root() {
+            sluice_skip::skip("only root may start processes of other users");
+            return;
+        }
+        if !can_confine(false) {
+            return;
+        }
+        let state = tempfile::tempdir().unwrap();
+        let read = |path: &str| {
+            let script = format!("read line < {path} && echo read || echo refused");
+            confined_as(Some(4_000_000), &script, state.path(), false)
+        };
+        assert_eq!(read("/proc/cpuinfo"), "read\n");
+        assert_eq!(read("/proc/self/status"), "read\n");
+        // Every user of the host may read these.
+        for path in ["/etc/passwd", "/proc/version", "/proc/1/status"] {
+            assert!(read(path).starts_with("refused\n"), "{path}");
+        }
+    }
+
+    // Promise: F90
+    #[test]
     fn file_of_a_root_has_other_contents_than_on_the_host() {
         if !can_confine(true) {
             return;

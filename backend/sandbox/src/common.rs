@@ -29,7 +29,7 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_write, "eventfds, the log on stderr, memfds"),
         Rule::any(SYS_close, "descriptors of ended sessions"),
         Rule::any(SYS_recvmsg, "control messages with descriptors"),
-        Rule::unaddressed(SYS_sendto, "control messages without descriptors, to the peer of the socket only"),
+        Rule::null(SYS_sendto, 4, "control messages without descriptors, to the peer of the socket only"),
         Rule::any(SYS_fstat, "the type and the length of a descriptor's file"),
         // Waiting.
         Rule::any(SYS_ppoll, "waiting for a few descriptors"),

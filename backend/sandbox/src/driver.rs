@@ -2,8 +2,8 @@
 //!
 //! A library decides which list applies, by its file ([`DriverList::of_library`]), before it is loaded. The software GPU's list was made from
 //! traces of the whole-system tests. NVIDIA's was made from public sources: the requests in [`crate::ioctls`], and calls of the C library for
-//! files, memory and threads. No run on hardware has traced it yet. So a call that is on no list is answered with EPERM there, and does not
-//! end the process; calls that only an attacker makes still do ([`crate::attacks`]).
+//! files, memory and threads. No run on hardware has traced it yet. So a call that is on no list is answered with EPERM and a line of log there
+//! ([`crate::refusal`]), and does not end the process; calls that only an attacker makes still do ([`crate::attacks`]).
 
 use crate::{
     attacks, common,
@@ -109,11 +109,16 @@ fn version_of_file(file: &Path, module: impl FnOnce() -> Option<String>) -> Opti
 
 /// The filter of a process that loads a driver, with `ours` for the calls of its own code. With NVIDIA's driver, calls that are on no list are
 /// refused.
-pub(crate) fn profile(ours: Vec<Rule>, list: DriverList, user: DriverUser) -> FilterProfile {
+pub(crate) fn profile(mut ours: Vec<Rule>, list: DriverList, user: DriverUser) -> FilterProfile {
     FilterProfile::Allow(match list {
         DriverList::Software => AllowList::strict(ours, software_loading(), common::absent()),
         DriverList::Nvidia(branch) => AllowList {
-            ours,
+            ours: {
+                ours.retain(|rule| rule.call != SYS_rt_sigprocmask);
+                let why = "the blocked signals; the handler for refused calls changes them, without SIGSYS";
+                ours.push(Rule::null(SYS_rt_sigprocmask, 1, why));
+                ours
+            },
             driver: nvidia(branch, user),
             absent: common::absent(),
             fatal: [attacks::everywhere(), attacks::leaving()].concat(),
@@ -206,6 +211,9 @@ fn software_loading() -> Vec<Rule> {
     rules
 }
 
+/// The calling thread. Any other number could be that of another VM's process, whose scheduling the kernel lets a process of the same user change.
+const CALLER: i32 = 0;
+
 /// Calls of NVIDIA's libraries, at any time: they open their devices again for every context.
 ///
 /// Left out on purpose, and so answered with EPERM: sockets, which lead to services (`nvidia-persistenced`, the multi-process service) that
@@ -260,10 +268,18 @@ fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
         Rule::any(SYS_timerfd_settime, "deadlines"),
         Rule::any(SYS_nanosleep, "waiting of libraries"),
         Rule::any(SYS_getcpu, "choosing a queue by processor"),
-        Rule::any(SYS_sched_setaffinity, "binding of a driver's threads"),
+        Rule::one_of(SYS_sched_setaffinity, 0, &[CALLER], "binding of a driver's threads, by themselves"),
         Rule::any(SYS_sched_getparam, "priority of threads"),
         Rule::any(SYS_sched_getscheduler, "priority of threads"),
-        Rule::any(SYS_sched_setscheduler, "priority of a driver's threads"),
+        Rule::exactly(
+            SYS_sched_setscheduler,
+            &[
+                &[(0, CALLER), (1, SCHED_OTHER)],
+                &[(0, CALLER), (1, SCHED_BATCH)],
+                &[(0, CALLER), (1, SCHED_IDLE)],
+            ],
+            "scheduling of a driver's threads, by themselves; never before those of the host",
+        ),
         Rule::any(SYS_getpriority, "priority of threads"),
         Rule::any(SYS_sysinfo, "the amount of the host's memory"),
         Rule::of_self(SYS_prlimit64, "limits of its own, without changing them"),

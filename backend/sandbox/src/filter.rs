@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "an allocator setting before the filter, and the filter's system call")]
 
-use crate::{Role, ioctls::RequestNumber};
+use crate::{Role, ioctls::RequestNumber, refusal};
 use rustix::{
     process::{DumpableBehavior, set_dumpable_behavior},
     thread::set_no_new_privs,
@@ -124,10 +124,10 @@ impl Rule {
         Rule { call, conditions: vec![arguments.iter().map(condition).collect()], why }
     }
 
-    /// Matches `sendto` without an address, so to the socket's own peer.
+    /// Matches the call if argument `argument` is a null pointer.
     #[must_use]
-    pub fn unaddressed(call: libc::c_long, why: &'static str) -> Rule {
-        Rule { call, conditions: vec![vec![Condition::null(4)]], why }
+    pub fn null(call: libc::c_long, argument: u8, why: &'static str) -> Rule {
+        Rule { call, conditions: vec![vec![Condition::null(argument)]], why }
     }
 
     /// Matches `prlimit64` of the process itself, without a new limit.
@@ -199,7 +199,7 @@ pub struct AllowList {
 pub enum Otherwise {
     /// The process is killed, by SIGSYS.
     Kill,
-    /// The call fails with EPERM.
+    /// The call fails with EPERM, and the first of its kind leaves a line in the log.
     Refuse,
 }
 
@@ -225,8 +225,11 @@ pub enum SandboxError {
     /// The kernel does not make the process undumpable.
     #[error("cannot make the process undumpable: {0}")]
     Dumpable(rustix::io::Errno),
-    /// `SLUICE_SECCOMP` is none of `kill`, `report`, `log`, `off`.
-    #[error("SLUICE_SECCOMP must be kill, report, log or off, not {0:?}")]
+    /// The kernel does not take the handler for refused calls.
+    #[error("cannot install a handler for refused calls: {0}")]
+    Handler(std::io::Error),
+    /// `SLUICE_SECCOMP` is none of `kill`, `log`, `off`.
+    #[error("SLUICE_SECCOMP must be kill, log or off, not {0:?}")]
     Setting(String),
 }
 
@@ -252,34 +255,24 @@ fn compile(
     SeccompFilter::new(map, otherwise, then, ARCH)?.try_into()
 }
 
-/// A compiled filter.
-struct FilterProgram {
-    code: BpfProgram,
-    /// True if the kernel may log the calls that it refuses.
-    may_be_reported: bool,
-}
-
 /// The programs of a profile, in the required order of installation: the last one may forbid installing.
 ///
-/// `fatal` is the action on calls that kill; `refusal` that on calls that fail with EPERM.
+/// `fatal` is the action on calls that kill; `refusal` that on calls that are refused.
 fn programs(
     profile: &FilterProfile,
     fatal: SeccompAction,
     refusal: SeccompAction,
-) -> Result<Vec<FilterProgram>, seccompiler::BackendError> {
-    let reported = |code| FilterProgram { code, may_be_reported: true };
+) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     match profile {
-        FilterProfile::Deny(denied) => Ok(vec![reported(compile(denied, SeccompAction::Allow, fatal)?)]),
+        FilterProfile::Deny(denied) => Ok(vec![compile(denied, SeccompAction::Allow, fatal)?]),
         FilterProfile::Allow(AllowList { ours, driver, absent, fatal: attacks, otherwise }) => {
             let mut programs = Vec::new();
             if !absent.is_empty() {
                 let enosys = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
-                // Libraries try these calls all the time.
-                let code = compile(absent, SeccompAction::Allow, enosys)?;
-                programs.push(FilterProgram { code, may_be_reported: false });
+                programs.push(compile(absent, SeccompAction::Allow, enosys)?);
             }
             if !attacks.is_empty() {
-                programs.push(reported(compile(attacks, SeccompAction::Allow, fatal.clone())?));
+                programs.push(compile(attacks, SeccompAction::Allow, fatal.clone())?);
             }
             // The stricter of two filters decides, so absent calls have to pass the list of allowed ones.
             let absent = absent.iter().map(|rule| Rule::any(rule.call, rule.why)).collect();
@@ -288,17 +281,16 @@ fn programs(
                 Otherwise::Kill => fatal,
                 Otherwise::Refuse => refusal,
             };
-            programs.push(reported(compile(&all, otherwise, SeccompAction::Allow)?));
+            programs.push(compile(&all, otherwise, SeccompAction::Allow)?);
             Ok(programs)
         }
     }
 }
 
 /// Installs a program in all threads.
-fn install(program: &[seccompiler::sock_filter], flags: libc::c_ulong) -> Result<(), SandboxError> {
+fn install(program: &[seccompiler::sock_filter]) -> Result<(), SandboxError> {
     let length = u16::try_from(program.len())
         .map_err(|_| SandboxError::Apply(std::io::Error::from(std::io::ErrorKind::InvalidInput)))?;
-    set_no_new_privs(true).map_err(std::io::Error::from)?;
     // The kernel's `sock_fprog`: the number of instructions, and their address.
     #[repr(C)]
     struct Filter {
@@ -307,8 +299,14 @@ fn install(program: &[seccompiler::sock_filter], flags: libc::c_ulong) -> Result
     }
     let filter = Filter { length, code: program.as_ptr() };
     // SAFETY: the kernel reads the structure and `length` instructions, both of which live through the call.
-    let installed =
-        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const filter) };
+    let installed = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_TSYNC,
+            &raw const filter,
+        )
+    };
     match installed {
         0 => Ok(()),
         -1 => Err(SandboxError::Apply(std::io::Error::last_os_error())),
@@ -317,16 +315,14 @@ fn install(program: &[seccompiler::sock_filter], flags: libc::c_ulong) -> Result
 }
 
 pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
-    let refusal = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    let (fatal, refusal, report) = match std::env::var("SLUICE_SECCOMP").as_deref() {
-        Err(_) | Ok("" | "kill") => (SeccompAction::KillProcess, refusal, false),
-        Ok("report") => (SeccompAction::KillProcess, refusal, true),
+    let (fatal, refusal) = match std::env::var("SLUICE_SECCOMP").as_deref() {
+        Err(_) | Ok("" | "kill") => (SeccompAction::KillProcess, SeccompAction::Trap),
         Ok("log") => {
             tracing::warn!(
                 ?role,
                 "SLUICE_SECCOMP=log: forbidden system calls are only logged. NOT FOR PRODUCTION"
             );
-            (SeccompAction::Log, SeccompAction::Log, false)
+            (SeccompAction::Log, SeccompAction::Log)
         }
         Ok("off") => {
             tracing::warn!(?role, "SLUICE_SECCOMP=off: this process is not confined. NOT FOR PRODUCTION");
@@ -342,9 +338,13 @@ pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
     }
     // The launcher's children have another image after exec, which resets this; they set it themselves.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(SandboxError::Dumpable)?;
-    for program in programs(&role.profile(), fatal, refusal)? {
-        let log = if report && program.may_be_reported { libc::SECCOMP_FILTER_FLAG_LOG } else { 0 };
-        install(&program.code, libc::SECCOMP_FILTER_FLAG_TSYNC | log)?;
+    set_no_new_privs(true).map_err(std::io::Error::from)?;
+    let profile = role.profile();
+    if matches!(&profile, FilterProfile::Allow(list) if list.otherwise == Otherwise::Refuse) {
+        refusal::answer().map_err(SandboxError::Handler)?;
+    }
+    for program in programs(&profile, fatal, refusal)? {
+        install(&program)?;
     }
     Ok(())
 }
@@ -379,9 +379,8 @@ mod tests {
 
     #[test]
     fn filter_of_every_role_compiles() {
-        let refusal = SeccompAction::Errno(1);
         for role in Role::all() {
-            let compiled = programs(&role.profile(), SeccompAction::KillProcess, refusal.clone());
+            let compiled = programs(&role.profile(), SeccompAction::KillProcess, SeccompAction::Trap);
             assert!(compiled.is_ok(), "{role:?}");
         }
     }
@@ -392,8 +391,7 @@ mod tests {
         for role in Role::all() {
             let [ours, ..] = lists(role);
             let most = match role {
-                Role::Device => 49,
-                Role::DirectDevice => 48,
+                Role::Device | Role::DirectDevice => 40,
                 Role::Arbiter(_) | Role::Worker(_) | Role::WorkerSettled => 45,
                 Role::Inventory(_) => 35,
                 // Its list is of forbidden calls.

@@ -6,7 +6,7 @@
 //!
 //! A process that loads a driver has two lists: that of its role has the calls of Sluice's own code, and [`driver`] has those of
 //! the driver. NVIDIA's driver has a list of requests per branch ([`ioctls`]). Its system calls were never traced, so a call that is on neither list
-//! fails with EPERM there, and only calls of an attacker ([`attacks`]) kill.
+//! fails with EPERM there, with a line of log ([`refusal`]), and only calls of an attacker ([`attacks`]) kill.
 //!
 //! Each role is a file: [`device`], [`arbiter`], [`worker`], [`inventory`], [`launcher`]; the rules for all processes are in [`common`].
 //! This crate does not depend on the work of the processes.
@@ -20,6 +20,7 @@ mod filter;
 mod inventory;
 pub mod ioctls;
 mod launcher;
+mod refusal;
 mod worker;
 
 pub use driver::{DriverBranch, DriverList, DriverListError, nvidia_version};
@@ -72,11 +73,16 @@ impl Role {
 
 /// Enters a role's filter, in all threads and for ever; gives up privileges through programs, and debugging and dumps.
 ///
-/// With `SLUICE_SECCOMP=report` the kernel also logs each call that it refuses. With `SLUICE_SECCOMP=log` it logs a forbidden call instead of
-/// refusing it or killing the process, and `SLUICE_SECCOMP=off` does nothing; both are for development and log a warning.
+/// With `SLUICE_SECCOMP=log` the kernel logs a forbidden call instead of refusing it or killing the process, and `SLUICE_SECCOMP=off` does
+/// nothing; both are for development and log a warning.
 ///
 /// # Errors
 /// [`SandboxError`] if the kernel refuses; the caller must not continue.
 pub fn enter(role: Role) -> Result<(), SandboxError> {
     filter::enter(role)
+}
+
+/// Sets the log to which a refused call of a driver leaves a line, if that is not standard error. The first one counts.
+pub fn log_refusals_to(log: rustix::fd::BorrowedFd<'static>) {
+    refusal::set_log(log);
 }

@@ -17,8 +17,6 @@ use libc::*;
 const IS_TERMINAL: i32 = 0x5401;
 /// `SECCOMP_FILTER_FLAG_TSYNC`, which `libc` declares with another width.
 const EVERY_THREAD: i32 = 1;
-/// `SECCOMP_FILTER_FLAG_LOG`.
-const LOGGED: i32 = 2;
 
 /// Calls of the worker itself, at any time.
 fn ours() -> Vec<Rule> {
@@ -54,10 +52,7 @@ pub(crate) fn profile(list: DriverList) -> FilterProfile {
             ),
             Rule::exactly(
                 SYS_seccomp,
-                &[
-                    &[(0, SECCOMP_SET_MODE_FILTER.cast_signed()), (1, EVERY_THREAD)],
-                    &[(0, SECCOMP_SET_MODE_FILTER.cast_signed()), (1, EVERY_THREAD | LOGGED)],
-                ],
+                &[&[(0, SECCOMP_SET_MODE_FILTER.cast_signed()), (1, EVERY_THREAD)]],
                 "entering the second filter, without a process that could answer for the kernel",
             ),
         ]);

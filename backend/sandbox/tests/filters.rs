@@ -144,6 +144,12 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
     ("SIGKILL by pidfd",        on(libc::SYS_pidfd_send_signal, [-1, 9]),                   "..k k.k p.p ."),
     ("another's limits",        on(libc::SYS_prlimit64, [i32::MAX as i64, 0]),              "kkk kkk ppp ."),
     ("a new limit",             (libc::SYS_prlimit64, [0, 7, 1, 0, 0, 0]),                  "kkk kkk ppp ."),
+    ("another's processors",    on(libc::SYS_sched_setaffinity, [i32::MAX as i64, 0]),      "kkk kkk ppp ."),
+    ("own processors",          on(libc::SYS_sched_setaffinity, [0, 0]),                    "kkk kkk ... ."),
+    ("another's scheduling",    on(libc::SYS_sched_setscheduler, [i32::MAX as i64, 3]),     "kkk kkk ppp ."),
+    ("real-time scheduling",    on(libc::SYS_sched_setscheduler, [0, 1]),                   "kkk kkk ppp ."),
+    ("own scheduling",          on(libc::SYS_sched_setscheduler, [0, 3]),                   "kkk kkk ... ."),
+    ("another's priority",      on(libc::SYS_setpriority, [0, i32::MAX as i64]),            "kkk kkk ppp ."),
     // Programs and processes.
     ("execve",                  on(libc::SYS_execve, [0, 0]),                               "kkk kkk kkk ."),
     ("execveat",                on(libc::SYS_execveat, [-1, 0]),                            "kkk kkk kkk ."),
@@ -218,7 +224,7 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
     ("request_key",             on(libc::SYS_request_key, [0, 0]),                          "kkk kkk kkk k"),
     ("kexec_load",              on(libc::SYS_kexec_load, [0, 0]),                           "kkk kkk kkk k"),
     ("modify_ldt",              on(libc::SYS_modify_ldt, [-1, 0]),                          "kkk kkk kkk k"),
-    ("dumpable",                on(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as i64, 1]),     "kkk kkk ppp ."),
+    ("dumpable",                on(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as i64, 1]),     "nnk kkk ppp ."),
     ("filter with a listener",  on(libc::SYS_seccomp, [1, 8]),                              "kkk kkk ppp ."),
 ];
 
@@ -292,7 +298,7 @@ fn every_role_may_use_memory_threads_and_time() {
         let body = || {
             let big = vec![1u8; 8 << 20];
             let handle = std::thread::spawn(move || big.iter().map(|byte| u64::from(*byte)).sum::<u64>());
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
             handle.join().is_ok_and(|sum| sum == 8 << 20)
         };
         assert_eq!(under(roles, body), WORKED, "{roles:?}");
@@ -306,7 +312,7 @@ fn allocator_with_64_threads_works_under_the_filter() {
             .map(|i| {
                 std::thread::spawn(move || {
                     let list: Vec<Vec<u8>> = (0..100).map(|j| vec![i; 100 * (j + 1)]).collect();
-                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    std::thread::park_timeout(std::time::Duration::from_millis(20));
                     list.len()
                 })
             })
@@ -428,27 +434,77 @@ fn arbiter_may_signal_by_pidfd_and_start_no_process() {
     }
 }
 
-/// The record that a refused call leaves in the kernel's log cannot be read without rights. So this tests that the setting changes no
-/// answer, and hinders no role.
+/// Runs `body` under the filter of a role, and returns its end and the lines that it left on standard error.
+fn heard(role: Role, body: impl FnOnce() -> bool) -> (End, Vec<String>) {
+    use std::io::Read as _;
+    use std::os::fd::AsRawFd as _;
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    let end = under(&[], || {
+        // SAFETY: the child's standard error becomes the pipe.
+        let moved = unsafe { libc::dup2(writer.as_raw_fd(), 2) };
+        moved == 2 && enter(role).is_ok() && body()
+    });
+    drop(writer);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).expect("text");
+    (end, text.lines().map(str::to_owned).collect())
+}
+
+/// Makes a request to no descriptor; true if it is refused.
+fn is_refused(request: i64) -> bool {
+    call(libc::SYS_ioctl, [-1, request, 0]) == -1 && errno() == libc::EPERM
+}
+
+// Promise: F98
 #[test]
-fn reporting_refuses_and_kills_as_without() {
-    let reported = |filters: Vec<Role>, attempt: fn() -> bool| {
-        under(&[], move || {
-            // SAFETY: the child has one thread.
-            unsafe { std::env::set_var("SLUICE_SECCOMP", "report") };
-            filters.iter().all(|role| enter(*role).is_ok()) && attempt()
-        })
-    };
-    let refused = || call(libc::SYS_ioctl, [-1, 0xae01, 0]) == -1 && errno() == libc::EPERM;
-    assert_eq!(reported(stack(Role::Worker(nvidia())), refused), WORKED);
-    for filters in stacks() {
-        assert_eq!(
-            reported(filters.clone(), || call(libc::SYS_ptrace, [-1, 0, 0]) == 0),
-            KILLED,
-            "{filters:?}"
-        );
-        assert_eq!(reported(filters.clone(), || map(libc::PROT_READ)), WORKED, "{filters:?}");
+fn refused_call_of_a_driver_leaves_one_line() {
+    for role in [Role::Worker(nvidia()), Role::Arbiter(nvidia()), Role::Inventory(nvidia())] {
+        let body = || {
+            let socket = || call(libc::SYS_socket, [libc::AF_UNIX.into(), 1, 0]) == -1;
+            (0..1000).all(|_| is_refused(0xae01) && is_refused(0x5412) && socket() && errno() == libc::EPERM)
+        };
+        let (end, lines) = heard(role, body);
+        assert_eq!(end, WORKED, "{role:?}: {lines:?}");
+        let rest = "is not on the list of this process and its driver: EPERM";
+        let expected = [
+            format!("request 0xae01 of system call 16 {rest}"),
+            format!("request 0x5412 of system call 16 {rest}"),
+            format!("system call 41 {rest}"),
+        ];
+        assert_eq!(lines, expected, "{role:?}");
     }
+}
+
+// Promise: F98
+#[test]
+fn flood_of_refused_calls_leaves_few_lines() {
+    let (end, lines) = heard(Role::Worker(nvidia()), || (0xa000..0xb000).all(is_refused));
+    assert_eq!((end, lines.len()), (WORKED, 32));
+    assert!(lines.last().is_some_and(|line| line.ends_with("; others leave no line any more")), "{lines:?}");
+}
+
+// Promise: F98
+#[test]
+fn refused_call_does_not_end_a_thread_that_blocks_all_signals() {
+    let body = || {
+        let every = u64::MAX;
+        let mask = |how: i32, set: *const u64, old: *mut u64| {
+            // SAFETY: each pointer is null or to eight bytes.
+            unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, old, 8) == 0 }
+        };
+        let blocked = move || {
+            let mut now = 0;
+            let read = mask(libc::SIG_BLOCK, core::ptr::null(), &raw mut now);
+            if read { now } else { 0 }
+        };
+        let none: *mut u64 = core::ptr::null_mut();
+        let set = mask(libc::SIG_SETMASK, &raw const every, none);
+        // Its thread inherits the mask, and is started with more calls that block all signals.
+        let thread = std::thread::spawn(move || is_refused(0xae01) && blocked().count_ones() >= 60);
+        set && is_refused(0xae01) && thread.join().is_ok_and(|refused| refused)
+    };
+    let (end, lines) = heard(Role::Worker(nvidia()), body);
+    assert_eq!((end, lines.len()), (WORKED, 1), "{lines:?}");
 }
 
 /// A socket pair, made before the filter is entered.

@@ -33,7 +33,10 @@ pub unsafe fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     // The driver gets standard error: its reports about a guest's kernels are for the guest.
-    let caught = sluice_runtime::log::move_log().and_then(|log| bus::catch("sluice-worker", log));
+    let caught = sluice_runtime::log::move_log().and_then(|log| {
+        sluice_sandbox::log_refusals_to(log);
+        bus::catch("sluice-worker", log)
+    });
     if let Err(error) = caught {
         tracing::error!(%error, "cannot set up the log or the handler of SIGBUS");
         return ExitCode::FAILURE;

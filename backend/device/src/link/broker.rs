@@ -83,7 +83,7 @@ pub fn serve(link: &Link, socket: Option<OwnedFd>) {
         // Requests and sessions are taken from their lists one by one, so the remaining ones are intact.
         if catch_unwind(AssertUnwindSafe(|| broker.round())).is_err() {
             limited!(error, "the thread of the link to sluiced panicked and continues");
-            std::thread::sleep(REST);
+            std::thread::park_timeout(REST);
             // The event for the remaining requests was consumed already.
             notify(&link.event);
         }

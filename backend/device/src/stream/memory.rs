@@ -3,8 +3,8 @@
 use crate::link::KeepAlive;
 use rustix::{
     fd::AsFd,
-    fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create},
-    io::Errno,
+    fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create},
+    io::{Errno, retry_on_intr},
 };
 use sluice_protocol::{gpu::PAGE, limits, shared::Shared as _};
 use sluice_shared_memory::{
@@ -94,7 +94,8 @@ pub(super) struct ConnectionMemory {
 impl ConnectionMemory {
     pub(super) fn new(budget: &Arc<Budget>) -> Result<ConnectionMemory, MemoryError> {
         let file = memfd_create(c"sluice-stream", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, limits::STREAM_BYTES)?;
+        // Sets the length: the filter permits no ftruncate. Only the last page takes memory.
+        retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), limits::STREAM_BYTES - PAGE, PAGE))?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let run = Run { offset: 0, bytes: limits::STREAM_BYTES };
         let mapping = Mapping::scattered(0, limits::STREAM_BYTES, [(file.as_fd(), run)])?;
@@ -146,13 +147,7 @@ impl ConnectionMemory {
     /// Takes back the memory of a resource that no process maps any more.
     pub(super) fn give(&mut self, range: Range) {
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let emptied = loop {
-            match fallocate(&self.file, punch, range.offset, range.bytes) {
-                Err(Errno::INTR) => {}
-                emptied => break emptied,
-            }
-        };
-        match emptied {
+        match retry_on_intr(|| fallocate(&self.file, punch, range.offset, range.bytes)) {
             Ok(()) => {
                 self.free.give(range);
                 self.share.give(range.bytes);

@@ -56,7 +56,7 @@ fn serve(listener: &UnixListener, link: &Arc<Link>, users: Option<&Users>) {
             Ok((socket, _)) => socket,
             Err(error) => {
                 limited!(error, %error, "cannot accept a stream");
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::park_timeout(Duration::from_millis(100));
                 continue;
             }
         };

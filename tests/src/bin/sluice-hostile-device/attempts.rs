@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, sendmsg};
 use sluice_messages::control::{
@@ -235,7 +235,7 @@ fn flood(
         match send(&device.control, message, &[descriptor(device); 64]) {
             Err(Errno::PIPE) => break,
             // The kernel bounds the descriptors that are under way.
-            Err(Errno::TOOMANYREFS) => std::thread::sleep(Duration::from_millis(1)),
+            Err(Errno::TOOMANYREFS) => std::thread::park_timeout(Duration::from_millis(1)),
             other => other?,
         }
     }
@@ -381,7 +381,7 @@ fn descriptors() -> Vec<Attempt> {
             rustix::net::shutdown(&worker[0], Shutdown::Both)?;
             device.served()
         }),
-        attempt("the file with which its worker is ended, written and cut", "served", |device, _| {
+        attempt("the file with which its worker is ended, written and extended", "served", |device, _| {
             let worker = device.worker()?;
             // Without cgroups there is no such file.
             for file in worker.iter().skip(2) {
@@ -389,7 +389,7 @@ fn descriptors() -> Vec<Attempt> {
                     // Values that the kernel refuses.
                     rustix::io::write(file, text.as_bytes()).ok();
                 }
-                rustix::fs::ftruncate(file, 1 << 20).ok();
+                rustix::fs::fallocate(file, FallocateFlags::empty(), 0, 1 << 20).ok();
             }
             device.served()
         }),
@@ -417,7 +417,7 @@ fn numbers(order: &Order) -> Vec<u32> {
 
 fn memory_file() -> Result<OwnedFd> {
     let file = rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, 1 << 20)?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20)?;
     Ok(file)
 }
 

@@ -154,7 +154,7 @@ impl Hostile {
             // A message without an effect: there is no such session.
             let message = FromDevice::SessionEnded { session: 0 }.encode();
             match rustix::net::send(&self.control, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(_) | Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+                Ok(_) | Err(Errno::AGAIN) => std::thread::park_timeout(Duration::from_millis(1)),
                 Err(Errno::PIPE) => return Ok("closed".to_owned()),
                 Err(error) => return Err(error.into()),
             }
