@@ -398,14 +398,18 @@ pub(crate) fn cuKernelGetLibrary(_: Call, place: Out<u64>, kernel: u64) -> Resul
 
 fn get_attribute(value: Out<c_int>, id: c_uint, handle: u64) -> Result {
     let (_, held) = function(handle)?;
-    if id >= attribute::COUNT {
-        return Err(Error::INVALID_VALUE);
+    match id {
+        attribute::DEVICE_NODE_UPDATE_SUPPORTED | attribute::SHARED_MEMORY_MODE => value.set(0),
+        attribute::COUNT.. => Err(Error::INVALID_VALUE),
+        _ => value.set(held.attribute(id as usize)),
     }
-    value.set(held.attribute(id as usize))
 }
 
 fn set_attribute(id: c_uint, value: c_int, handle: u64) -> Result {
     let (process, function) = function_id(handle)?;
+    if id >= attribute::COUNT {
+        return Err(Error::INVALID_VALUE);
+    }
     let answer = process.session.sync(
         process.contexts.current_on_host(),
         &wire::function_set_attribute::Args { function, attribute: id, value },
