@@ -251,6 +251,9 @@ fn written(process: &ProcessState, context: u64, to: u64, bytes: u64) -> Result<
 /// True if a device may write the device memory at an address.
 fn may_write(process: &ProcessState, device: i32, address: u64) -> Result<bool> {
     let range = process.device_map.find(address).ok_or(Error::INVALID_VALUE)?;
+    if process.managed.at(address).is_some() {
+        return Ok(true);
+    }
     if range.kind == RangeOrigin::Mapped {
         return Ok(process.blocks.access_at(address, device)? == READ_WRITE);
     }

@@ -22,3 +22,4 @@ mod session;
 mod spawn;
 mod state;
 pub mod transport;
+mod turns;

@@ -19,7 +19,7 @@ use crate::{
             arena::Arena, blocks::Blocks, device_map::DeviceMap, imports::Imports, managed::Managed,
             pools::Pools, registered, windows,
         },
-        modules::Modules,
+        modules::{Modules, VariableMemory},
         objects::{ImageObjects, Plain, PlainObjects},
         peers::Peers,
         shared_events::SharedEvents,
@@ -65,7 +65,7 @@ pub(crate) struct ProcessState {
     pub(crate) arena: Arena,
     /// True if the program's own memory can be shared with the worker.
     pub(crate) can_register: bool,
-    /// Managed memory, which is part of the arena.
+    /// Managed memory, which is part of the arena, and managed variables.
     pub(crate) managed: Managed,
     pub(crate) pools: Pools,
     /// The program's own physical memory and mappings.
@@ -122,9 +122,14 @@ impl ProcessState {
         }
     }
 
+    /// The books of the memory of modules' variables.
+    pub(crate) fn variable_memory(&self) -> VariableMemory<'_> {
+        VariableMemory { device_map: &self.device_map, managed: &self.managed }
+    }
+
     /// Unloads a module or library when the work that was posted is complete.
     pub(crate) fn unload(&self, context: u64, handle: u64) -> Result {
-        self.modules.unload(&self.session, &self.streams, &self.device_map, context, handle)
+        self.modules.unload(&self.session, &self.streams, self.variable_memory(), context, handle)
     }
 
     /// Ends a green context that is out of use: waits for its work, and destroys it on the host. Its streams are detached.
@@ -165,7 +170,7 @@ impl ProcessState {
         self.gates.forget_context(raw);
         self.shared_events.forget_context(raw);
         self.objects.forget_context(raw);
-        self.modules.forget_context(&self.device_map, id);
+        self.modules.forget_context(self.variable_memory(), id);
         self.arena.forget_context(&self.session, &self.streams, raw);
         self.managed.forget_context(raw);
         Ok(())

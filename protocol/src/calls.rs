@@ -263,7 +263,8 @@ macro_rules! for_each_wire_call {
                 0x0202 sync module_function<'a>(module: Id<Module>, function: Mint<Function>, name: Name<'a>)
                     -> (attributes: FunctionAttributes, parameters: Parameters);
                 /// Finds a variable.
-                0x0203 sync module_global<'a>(module: Id<Module>, name: Name<'a>) -> (address: u64, bytes: u64);
+                0x0203 sync module_global<'a>(module: Id<Module>, name: Name<'a>)
+                    -> (address: u64, bytes: u64, managed: bool);
                 /// Number of functions or kernels of a module.
                 0x0204 sync module_function_count(module: Id<Module>) -> (count: u32);
                 /// The name of function `index`, with its NUL, in arena memory.

@@ -957,6 +957,8 @@ int main() {
     MUST(cuModuleGetFunction, &store, module, "store");
     MUST(cuModuleGetFunction, &bounded, module, "bounded");
     ROW("attribute 1000", cuFuncGetAttribute, &number, (CUfunction_attribute)1000, nothing);
+    ROW("updates by the device", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_DEVICE_NODE_UPDATE_SUPPORTED, nothing);
+    ROW("the mode of shared memory", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_SHARED_MEMORY_MODE, nothing);
     ROW("null", cuFuncGetAttribute, nullptr, CU_FUNC_ATTRIBUTE_NUM_REGS, nothing);
     ROW("null function", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_NUM_REGS, nullptr);
     ROW("null function", cuFuncSetAttribute, nullptr, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1);
@@ -977,6 +979,7 @@ int main() {
     ROW("null function", cuFuncIsLoaded, (CUfunctionLoadingState *)&number, nullptr);
     ROW("null function", cuFuncLoad, nullptr);
     ROW("a read-only attribute", cuFuncSetAttribute, nothing, CU_FUNC_ATTRIBUTE_NUM_REGS, 1);
+    ROW("updates by the device", cuFuncSetAttribute, nothing, CU_FUNC_ATTRIBUTE_DEVICE_NODE_UPDATE_SUPPORTED, 1);
     ROW("a mebibyte of shared memory", cuFuncSetAttribute, nothing,
         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1 << 20);
     ROW("block of 0", cuOccupancyMaxActiveBlocksPerMultiprocessor, &number, nothing, 0, 0);

@@ -211,6 +211,17 @@ fn managed_memory_without_concurrent_access_is_neither_prefetched_nor_given_to_a
     Client::new(&program).set("SLUICE_SOFTGPU_LACKS", "host-atomics").passes_both_ways().map(drop)
 }
 
+/// A guest refuses managed variables of a device with native atomic operations on host memory, and the program asks for none there.
+// Promise: C128
+#[test]
+fn managed_variables_follow_the_turns_of_program_and_work() -> Result<()> {
+    let program = program("managed_variables")?;
+    Client::new(&program).passes_both_ways()?;
+    let printed = Client::new(&program).set("SLUICE_SOFTGPU_LACKS", "host-atomics").passes_both_ways()?;
+    ensure!(printed.contains("launches of a graph"), "no variable was used:\n{printed}");
+    Ok(())
+}
+
 /// A runtime that sees any property differently from the answer at its start must refuse to work; otherwise the tests
 /// above would prove nothing.
 // Promise: C10

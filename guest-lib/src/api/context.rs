@@ -7,6 +7,7 @@ use crate::{
     graphs::{self, GRAPHS},
     process::{self, ProcessState},
     state::thread,
+    turns,
 };
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -229,6 +230,7 @@ pub(crate) fn cuCtxSynchronize_v2(_: Call, context: u64) -> Result {
     process.session.wait_all(process.streams.posted(context.raw, false))?;
     graphs::sweep(process);
     process.session.healthy()?;
+    turns::of_program(process)?;
     process.session.report(context.raw)
 }
 

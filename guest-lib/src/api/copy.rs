@@ -18,6 +18,7 @@ use crate::{
         memory::arena::{PORTION, Room},
         streams::StreamRef,
     },
+    turns,
 };
 use core::ffi::c_void;
 use sluice_cuda_graphs::{
@@ -244,13 +245,29 @@ pub(super) fn flat(
     if (bytes > 0 || mode == WaitMode::Sync) && is_captured(process, stream, mode, &copy)? {
         return Ok(());
     }
-    match direction {
+    let variables = &process.managed.variables;
+    // A managed variable is on both sides.
+    let direction = if variables.hold(to) || variables.hold(from) { Direction::Any } else { direction };
+    in_turn(process, stream, mode, || match direction {
         _ if bytes == 0 => Ok(()),
         Direction::ToDevice => to_device(process, stream, to, from, bytes, mode),
         Direction::FromDevice => from_device(process, stream, to, from, bytes, mode),
         Direction::OnDevice => on_device(process, stream, to, from, bytes, mode),
         Direction::Any => any(process, stream, to, from, bytes, mode),
-    }
+    })
+}
+
+/// Makes a copy in the device's turn with managed variables, and ends the turn if the copy is synchronous.
+fn in_turn(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    mode: WaitMode,
+    copy: impl FnOnce() -> Result,
+) -> Result {
+    let turn = turns::of_device(process)?;
+    copy()?;
+    drop(turn);
+    if mode == WaitMode::Sync { turns::after_copy(process, stream) } else { Ok(()) }
 }
 
 pub(crate) fn cuMemcpy(call: Call, to: u64, from: u64, bytes: usize) -> Result {
@@ -314,6 +331,10 @@ fn run_shape(call: Call, stream: u64, copy: &Copy3D, mode: WaitMode) -> Result {
 
 /// Copies a box layer by layer, a rectangle at a time.
 pub(super) fn boxed(process: &ProcessState, stream: StreamRef<'_>, copy: &Copy3D, mode: WaitMode) -> Result {
+    in_turn(process, stream, mode, || boxed_in_turn(process, stream, copy, mode))
+}
+
+fn boxed_in_turn(process: &ProcessState, stream: StreamRef<'_>, copy: &Copy3D, mode: WaitMode) -> Result {
     if copy.to.kind == memory_type::ARRAY || copy.from.kind == memory_type::ARRAY {
         return array_copy::boxed(process, stream, copy, mode);
     }

@@ -13,6 +13,7 @@ use crate::{
         events::{EventRef, INTERPROCESS},
         streams::StreamRef,
     },
+    turns,
 };
 use core::ffi::c_uint;
 use sluice_protocol::calls::wire;
@@ -119,7 +120,11 @@ pub(crate) fn cuEventQuery(_: Call, event: u64) -> Result {
     GRAPHS.synchronize_event(event)?;
     let complete = is_complete(process, event)?;
     graphs::sweep(process);
-    if complete { process.session.report(context) } else { Err(Error::NOT_READY) }
+    if !complete {
+        return Err(Error::NOT_READY);
+    }
+    turns::of_program(process)?;
+    process.session.report(context)
 }
 
 pub(crate) fn cuEventSynchronize(_: Call, event: u64) -> Result {
@@ -134,6 +139,7 @@ pub(crate) fn cuEventSynchronize(_: Call, event: u64) -> Result {
     }
     graphs::sweep(process);
     process.session.healthy()?;
+    turns::of_program(process)?;
     process.session.report(found.context)
 }
 

@@ -8,6 +8,7 @@ use crate::{
     graphs, host_memory,
     process::{self, ProcessState},
     state::streams::StreamRef,
+    turns,
 };
 use core::ffi::c_uint;
 use sluice_cuda_graphs::{FillWork, Work};
@@ -46,6 +47,7 @@ fn fill(
     if memory == MemorySide::Pinned {
         return fill_host(process, stream, rows, element, value, width, height);
     }
+    let _turn = turns::of_device(process)?;
     process
         .session
         .post(

@@ -12,6 +12,7 @@ use crate::{
         functions::{HeldFunction, LoadedFunction},
         streams::StreamRef,
     },
+    turns,
 };
 use core::ffi::{c_uint, c_void};
 use sluice_cuda_frontend::launch_parameters;
@@ -326,6 +327,7 @@ fn post<const BYTES: usize>(
     let LaunchCall { grid, block, shared, cooperative, .. } = *launch;
     let call = wire::launch::Args { function: id, grid, block, shared, cooperative, attributes, parameters };
     let target = Some(stream.target());
+    let _turn = turns::of_device(process)?;
     if usual {
         process.session.post(stream.context, target, &call)?;
     } else {

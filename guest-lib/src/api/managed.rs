@@ -4,7 +4,7 @@ use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
     graphs::{self, GRAPHS},
-    host_memory,
+    host_memory, log,
     process::{self, ProcessState},
     state::{devices::attribute, memory::device_map::RangeOrigin, streams::StreamRef},
 };
@@ -33,6 +33,32 @@ pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c
     host_memory::zero(start, usize::try_from(bytes).map_err(|_| Error::OUT_OF_MEMORY)?);
     process.managed.add(start, bytes, context.raw, aside);
     place.set(start)
+}
+
+/// An error unless managed variables are served: program and work take turns with their contents.
+pub(super) fn variables_are_served(process: &ProcessState) -> Result {
+    let concurrent = (0..).zip(process.devices.iter()).any(|(device, _)| concurrent(process, device).is_ok());
+    if process.session.gathers() || concurrent {
+        log::warn(format_args!(
+            "managed variables are not supported in a guest whose devices access managed memory while the program does \
+             (CUDA_ERROR_NOT_SUPPORTED)"
+        ));
+        return Err(Error::NOT_SUPPORTED);
+    }
+    Ok(())
+}
+
+/// A context for a look-up of a managed variable without one. The driver needs none, but the contents are carried through one: the
+/// primary context of the first device, which the runtime uses next in any case.
+pub(super) fn context_for_variables(process: &ProcessState) -> Result<u64> {
+    variables_are_served(process)?;
+    let mut retained = process.managed.variables.retained();
+    if let Some(context) = retained.filter(|context| process.contexts.get(*context).is_ok()) {
+        return Ok(context);
+    }
+    let context = process.contexts.retain_primary(&process.session, &process.streams, &process.devices, 0)?;
+    *retained = Some(context);
+    Ok(context)
 }
 
 /// A location by value: its kind in the low half.
@@ -181,6 +207,12 @@ pub(crate) fn cuStreamAttachMemAsync(
     let legacy = process.contexts.get(target.context)?.legacy == target.slot;
     if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST | ATTACH_SINGLE) || (flags == ATTACH_SINGLE && legacy) {
         return Err(Error::INVALID_VALUE);
+    }
+    if flags != ATTACH_GLOBAL && process.managed.variables.hold(start) {
+        log::warn(format_args!(
+            "a managed variable cannot be attached to a stream or to the host (CUDA_ERROR_NOT_SUPPORTED)"
+        ));
+        return Err(Error::NOT_SUPPORTED);
     }
     // No part of an allocation is attached; a length of 0 means the whole of it.
     match process.managed.at(start) {

@@ -237,21 +237,21 @@ struct Known {
 }
 
 fn known(process: &ProcessState, address: u64) -> Option<Known> {
+    let managed = process.managed.at(address).is_some();
     if let Some(range) = process.device_map.find(address) {
         let DeviceMapRange { start, bytes, identity, context, kind } = range;
         return Some(Known {
-            host: false,
+            host: managed,
             mapped: true,
-            managed: false,
+            managed,
             kind,
             start,
-            in_program: 0,
+            in_program: if managed { start } else { 0 },
             bytes,
             identity,
             context,
         });
     }
-    let managed = process.managed.at(address).is_some();
     process.arena.pinned(process.arena.on_device(address, 1), |start, pinned| Known {
         host: true,
         mapped: pinned.is_mapped(),

@@ -1,6 +1,6 @@
 //! The functions of the C API for modules, libraries, functions and kernels.
 
-use super::jit;
+use super::{jit, managed};
 use crate::{
     api::launch::LaunchConfiguration,
     arguments::{Call, In, Out, SharedSize},
@@ -12,8 +12,9 @@ use crate::{
         functions::{HeldFunction, attribute},
         jit::JitOptions,
         links::LinkInput,
-        modules::{self, ModuleImage},
+        modules::{self, Global, ModuleImage},
     },
+    turns,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_abi::jit::input;
@@ -236,16 +237,25 @@ pub(crate) fn cuModuleGetGlobal_v2(
     name: In<c_char>,
 ) -> Result {
     let process = process::get()?;
+    let found = variable(process, context_for(process, module)?, module, name)?;
+    set_variable(found, address, bytes)
+}
+
+/// Finds a variable of a module or a library.
+fn variable(process: &ProcessState, context: u64, module: u64, name: In<c_char>) -> Result<Global> {
     let name = name.text().get_within(limits::NAME_BYTES)?;
-    let (start, length) = process.modules.global(
-        &process.session,
-        &process.device_map,
-        context_for(process, module)?,
-        module,
-        name,
-    )?;
-    address.set_if_given(start);
-    bytes.set_if_given(usize::try_from(length).map_err(|_| Error::UNKNOWN)?);
+    let memory = process.variable_memory();
+    let allow = || managed::variables_are_served(process);
+    let found = process.modules.global(&process.session, memory, context, module, name, allow)?;
+    if found.managed {
+        turns::of_program(process)?;
+    }
+    Ok(found)
+}
+
+fn set_variable(found: Global, address: Out<u64>, bytes: Out<usize>) -> Result {
+    address.set_if_given(found.address);
+    bytes.set_if_given(usize::try_from(found.bytes).map_err(|_| Error::UNKNOWN)?);
     Ok(())
 }
 
@@ -347,22 +357,20 @@ pub(crate) fn cuLibraryGetGlobal(
     cuModuleGetGlobal_v2(call, address, bytes, handle, name)
 }
 
-/// Checks the arguments of a search in a library that finds nothing.
-fn find_nothing(handle: u64, name: In<c_char>) -> Result {
-    library(handle)?;
-    name.text().get()?;
-    Err(Error::NOT_FOUND)
-}
-
-/// An image with managed variables is refused when it is loaded.
 pub(crate) fn cuLibraryGetManaged(
     _: Call,
-    _: Out<u64>,
-    _: Out<usize>,
+    address: Out<u64>,
+    bytes: Out<usize>,
     handle: u64,
     name: In<c_char>,
 ) -> Result {
-    find_nothing(handle, name)
+    let process = library(handle)?;
+    let context = match process.contexts.current_on_host() {
+        0 => managed::context_for_variables(process)?,
+        current => current,
+    };
+    let found = variable(process, context, handle, name)?;
+    if found.managed { set_variable(found, address, bytes) } else { Err(Error::NOT_FOUND) }
 }
 
 /// Attribute 129 reports that functions have no address that is the same on all devices.
@@ -372,7 +380,9 @@ pub(crate) fn cuLibraryGetUnifiedFunction(
     handle: u64,
     name: In<c_char>,
 ) -> Result {
-    find_nothing(handle, name)
+    library(handle)?;
+    name.text().get()?;
+    Err(Error::NOT_FOUND)
 }
 
 fn function(handle: u64) -> Result<(&'static ProcessState, HeldFunction<'static>)> {
@@ -398,14 +408,18 @@ pub(crate) fn cuKernelGetLibrary(_: Call, place: Out<u64>, kernel: u64) -> Resul
 
 fn get_attribute(value: Out<c_int>, id: c_uint, handle: u64) -> Result {
     let (_, held) = function(handle)?;
-    if id >= attribute::COUNT {
-        return Err(Error::INVALID_VALUE);
+    match id {
+        attribute::DEVICE_NODE_UPDATE_SUPPORTED | attribute::SHARED_MEMORY_MODE => value.set(0),
+        attribute::COUNT.. => Err(Error::INVALID_VALUE),
+        _ => value.set(held.attribute(id as usize)),
     }
-    value.set(held.attribute(id as usize))
 }
 
 fn set_attribute(id: c_uint, value: c_int, handle: u64) -> Result {
     let (process, function) = function_id(handle)?;
+    if id >= attribute::COUNT {
+        return Err(Error::INVALID_VALUE);
+    }
     let answer = process.session.sync(
         process.contexts.current_on_host(),
         &wire::function_set_attribute::Args { function, attribute: id, value },

@@ -10,6 +10,7 @@ use crate::{
         green::view,
         streams::{NON_BLOCKING, PER_THREAD, StreamRef},
     },
+    turns,
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_frontend::stream_attributes;
@@ -71,6 +72,7 @@ pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
     process.session.wait_all(process.extent(stream)?)?;
     graphs::sweep(process);
     process.session.healthy()?;
+    turns::of_program(process)?;
     process.session.report(stream.context)
 }
 
@@ -82,7 +84,11 @@ pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
     let extent = process.extent(stream)?;
     let complete = extent.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
     graphs::sweep(process);
-    if complete { process.session.report(stream.context) } else { Err(Error::NOT_READY) }
+    if !complete {
+        return Err(Error::NOT_READY);
+    }
+    turns::of_program(process)?;
+    process.session.report(stream.context)
 }
 
 /// The flag by which a wait for an event becomes a node, which is only allowed in a capture.

@@ -19,6 +19,7 @@ use crate::{
         streams::{NON_BLOCKING, StreamRef},
         thread,
     },
+    turns,
 };
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sluice_cuda_graphs::{
@@ -443,6 +444,7 @@ impl GraphDriver for GuestGraphs {
         let (target, call) = (Some(stream.target()), calls::graph_launch::Args { graph: executable.id });
         let mut state = executable.lock();
         let launched = state.launched;
+        let turn = turns::of_device(process)?;
         let post = || {
             if launched {
                 process.session.post(stream.context, target, &call)
@@ -454,6 +456,7 @@ impl GraphDriver for GuestGraphs {
             0 => post()?,
             calls => process.host_functions.launch(calls, || Ok((stream.slot, post()?)))?,
         };
+        drop(turn);
         state.launched = true;
         for event in state.events.values() {
             // An event may have been destroyed since: then no call waits for it.

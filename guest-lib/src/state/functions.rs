@@ -23,8 +23,12 @@ pub(crate) mod attribute {
     pub(crate) const MAX_THREADS_PER_BLOCK: usize = 0;
     pub(crate) const SHARED_SIZE_BYTES: usize = 1;
     pub(crate) const MAX_DYNAMIC_SHARED_SIZE_BYTES: usize = 8;
-    /// Attributes a driver has.
+    /// Attributes that the worker tells of.
     pub(crate) const COUNT: u32 = 16;
+    /// Nodes of graphs are not updated by devices here.
+    pub(crate) const DEVICE_NODE_UPDATE_SUPPORTED: u32 = 16;
+    /// It has its default value here, 0, and is not set.
+    pub(crate) const SHARED_MEMORY_MODE: u32 = 17;
 }
 
 /// The data that the shim keeps about a function.

@@ -7,7 +7,7 @@ use crate::{
     state::{
         functions::Functions,
         jit::JitOptions,
-        memory::{arena::Arena, device_map::DeviceMap},
+        memory::{arena::Arena, device_map::DeviceMap, managed::Managed, variables::ManagedVariable},
         streams::Streams,
     },
 };
@@ -36,11 +36,47 @@ struct LoadedModule {
     globals: HashMap<Vec<u8>, Vec<Global>>,
 }
 
+/// A variable, in the context of a look-up.
 #[derive(Clone, Copy)]
-struct Global {
+pub(crate) struct Global {
     context: u64,
-    address: u64,
-    bytes: u64,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) managed: bool,
+}
+
+/// The books of the memory of variables.
+#[derive(Clone, Copy)]
+pub(crate) struct VariableMemory<'a> {
+    pub(crate) device_map: &'a DeviceMap,
+    pub(crate) managed: &'a Managed,
+}
+
+impl VariableMemory<'_> {
+    /// Records a variable of a module or of a library. All contexts share a managed variable of a library, so it belongs to none.
+    fn add(self, found: Global, library: bool) -> Result {
+        let Global { context, address, bytes, managed } = found;
+        if !managed {
+            return self.device_map.add_global(address, bytes, context);
+        }
+        let owner = if library { 0 } else { context };
+        if self.managed.at(address).is_none() {
+            self.device_map.add_global(address, bytes, owner)?;
+        }
+        let variable = ManagedVariable { start: address, bytes, context, on_device: true };
+        self.managed.variables.add(self.device_map, variable)?;
+        self.managed.add_variable(address, bytes);
+        Ok(())
+    }
+
+    fn forget(self, gone: Global) {
+        if gone.managed {
+            self.managed.forget_variable(gone.address);
+            self.managed.variables.forget(self.device_map, gone.address);
+            self.device_map.remove(gone.address, 0);
+        }
+        self.device_map.remove(gone.address, gone.context);
+    }
 }
 
 /// The modules and libraries of the session.
@@ -151,30 +187,33 @@ impl Modules {
         kept.ok_or(Error::INVALID_HANDLE)
     }
 
-    /// Address and size of a variable, looked up once per context.
+    /// A variable, looked up once per context. `allow` decides about one that is managed.
     pub(crate) fn global(
         &self,
         session: &Session,
-        device_map: &DeviceMap,
+        memory: VariableMemory<'_>,
         context: u64,
         handle: u64,
         name: &[u8],
-    ) -> Result<(u64, u64)> {
+        allow: impl FnOnce() -> Result,
+    ) -> Result<Global> {
         let (id, of) = self.of(handle)?;
         let context = if of == 0 { context } else { of };
         let known = self.with(id, |module| {
             module.globals.get(name)?.iter().find(|global| global.context == context).copied()
         });
-        if let Some(Some(Global { address, bytes, .. })) = known {
-            return Ok((address, bytes));
+        if let Some(Some(known)) = known {
+            return Ok(known);
         }
         let found = session.sync(context, &wire::module_global::Args { module: id, name: Name(name) })?;
-        let (address, bytes) = (found.address, found.bytes);
-        device_map.add_global(address, bytes, context)?;
-        self.with(id, |module| {
-            module.globals.entry(name.to_vec()).or_default().push(Global { context, address, bytes });
-        });
-        Ok((address, bytes))
+        let wire::module_global::Reply { address, bytes, managed } = found;
+        if managed {
+            allow()?;
+        }
+        let found = Global { context, address, bytes, managed };
+        memory.add(found, of == 0)?;
+        self.with(id, |module| module.globals.entry(name.to_vec()).or_default().push(found));
+        Ok(found)
     }
 
     /// Number of functions of a module.
@@ -216,7 +255,7 @@ impl Modules {
         &self,
         session: &Session,
         streams: &Streams,
-        device_map: &DeviceMap,
+        memory: VariableMemory<'_>,
         context: u64,
         handle: u64,
     ) -> Result {
@@ -224,19 +263,15 @@ impl Modules {
         streams.wait_all(session)?;
         session.sync(context, &wire::module_unload::Args { module: Take(id) })?;
         let module = self.lock().modules.get_mut(id.index()).and_then(Option::take);
-        self.forget(device_map, module);
+        self.forget(memory, module);
         Ok(())
     }
 
-    fn forget(&self, device_map: &DeviceMap, module: Option<LoadedModule>) {
+    fn forget(&self, memory: VariableMemory<'_>, module: Option<LoadedModule>) {
         let Some(module) = module else { return };
         let functions = module.functions.values().chain(&module.spare);
         functions.for_each(|function| self.functions.forget(*function));
-        module
-            .globals
-            .values()
-            .flatten()
-            .for_each(|global| device_map.remove(global.address, global.context));
+        module.globals.into_values().flatten().for_each(|global| memory.forget(global));
     }
 
     /// The handles of a context's modules.
@@ -247,17 +282,18 @@ impl Modules {
     }
 
     /// Forgets the modules of a context that is gone, and the addresses of libraries' variables in it.
-    pub(crate) fn forget_context(&self, device_map: &DeviceMap, id: Id<Context>) {
+    pub(crate) fn forget_context(&self, memory: VariableMemory<'_>, id: Id<Context>) {
         let context = id.raw();
         let gone: Vec<LoadedModule> = {
             let mut state = self.lock();
             for globals in state.modules.iter_mut().flatten().flat_map(|module| module.globals.values_mut()) {
-                globals.retain(|global| global.context != context);
+                // Managed variables of a library end with it.
+                globals.retain(|global| global.context != context || global.managed);
             }
             let of_context = |module: &mut LoadedModule| module.context == context;
             state.modules.iter_mut().filter_map(|module| module.take_if(of_context)).collect()
         };
-        gone.into_iter().for_each(|module| self.forget(device_map, Some(module)));
+        gone.into_iter().for_each(|module| self.forget(memory, Some(module)));
         self.functions.forget_launches(id.index());
     }
 }

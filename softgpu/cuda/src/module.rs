@@ -4,6 +4,7 @@
 //! without a context, which becomes a module in each context that uses it; its kernels have handles of their own, which are valid
 //! wherever a function is.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicI32, AtomicU32};
@@ -21,7 +22,7 @@ use crate::context::{Core, current_core};
 use crate::copy;
 use crate::error::{Error, Result};
 use crate::ffi::In;
-use crate::gpu;
+use crate::gpu::{self, VisibleGpu};
 use crate::handles::{Kind, Registry, kind_of};
 use crate::image::{IMAGE_LIMIT, LoadRefusal, describe, select_ptx};
 use crate::jit::JitOptions;
@@ -29,7 +30,7 @@ use crate::linked;
 use crate::linker::{self, PendingLink};
 use crate::lock::lock;
 use crate::log::log;
-use crate::memory::BlockKind;
+use crate::memory::{BlockKind, Maker};
 
 static MODULES: Registry<Module> = Registry::new(Kind::Module, Error::INVALID_HANDLE);
 static FUNCTIONS: Registry<Function> = Registry::new(Kind::Function, Error::INVALID_HANDLE);
@@ -91,6 +92,15 @@ pub(crate) struct LibraryBody {
     settings: Vec<Arc<FunctionSettings>>,
     /// The library as a module, by core.
     instances: Mutex<HashMap<u64, (u64, Arc<Module>)>>,
+    /// Its managed variables, which all contexts share, once it is in one of them.
+    managed: Mutex<Option<SharedVariables>>,
+}
+
+/// The managed variables of a library.
+struct SharedVariables {
+    gpu: &'static VisibleGpu,
+    /// By number of the variable.
+    addresses: HashMap<usize, u64>,
 }
 
 /// An image without a context.
@@ -277,6 +287,38 @@ impl Image {
     }
 }
 
+/// Allocates and fills the managed variables of an image; returns their addresses by number.
+fn place_managed(image: &Image, gpu: &'static VisibleGpu, maker: Maker) -> Result<HashMap<usize, u64>> {
+    let globals = image.parsed.globals();
+    let mut addresses = HashMap::new();
+    let mut managed = globals.iter().enumerate().filter(|(_, global)| global.managed);
+    let placed = managed.try_for_each(|(index, global)| {
+        addresses.insert(index, gpu.space.allocate_variable(maker, global.size.max(1))?);
+        Ok(())
+    });
+    let filled = placed.and_then(|()| {
+        addresses.iter().filter(|(index, _)| globals[**index].initialised).try_for_each(|(index, address)| {
+            // The other variables have an address in each context.
+            let known = Cell::new(true);
+            let bytes = image.parsed.initial_bytes(*index, &|other| {
+                let address = addresses.get(&other);
+                known.set(known.get() && address.is_some());
+                address.copied().unwrap_or(0)
+            });
+            if !known.get() {
+                log!("managed variable {} refused: it begins as an address", globals[*index].name);
+                return Err(Error::NOT_SUPPORTED);
+            }
+            copy::write_bytes(gpu, *address, &bytes)
+        })
+    });
+    if let Err(error) = filled {
+        release_blocks(gpu, addresses.into_values(), &[BlockKind::Variable]);
+        return Err(error);
+    }
+    Ok(addresses)
+}
+
 /// Allocates memory for an image in a context: its variables and its code, and a heap if the context has none and the image calls
 /// `malloc`. A variable without an initial value is zero, as PTX defines.
 fn instantiate(
@@ -285,20 +327,22 @@ fn instantiate(
     settings: Vec<Arc<FunctionSettings>>,
     library: Option<Arc<LibraryBody>>,
 ) -> Result<(u64, Arc<Module>)> {
+    let managed = match &library {
+        Some(library) => library.managed(core.gpu)?,
+        None => place_managed(image, core.gpu, core.maker())?,
+    };
     let globals = image.parsed.globals();
-    if globals.iter().any(|global| global.managed) {
-        return Err(Error::NOT_SUPPORTED);
-    }
     let mut addresses: Vec<u64> = Vec::new();
-    let mut place = |bytes: u64| {
-        let address = core.gpu.space.allocate(core.maker(), bytes.max(1), BlockKind::Internal)?;
-        addresses.push(address);
+    let mut place = |bytes: u64, managed: Option<&u64>| {
+        let internal = || core.gpu.space.allocate(core.maker(), bytes.max(1), BlockKind::Internal);
+        addresses.push(managed.copied().map_or_else(internal, Ok)?);
         Ok(())
     };
-    let placed = globals.iter().try_for_each(|global| place(global.size));
-    let placed = placed.and_then(|()| place(image.text.len() as u64));
+    let mut variables = globals.iter().enumerate();
+    let placed = variables.try_for_each(|(index, global)| place(global.size, managed.get(&index)));
+    let placed = placed.and_then(|()| place(image.text.len() as u64, None));
     let filled = placed.and_then(|()| {
-        for (index, global) in globals.iter().enumerate() {
+        for (index, global) in globals.iter().enumerate().filter(|(_, global)| !global.managed) {
             if global.initialised {
                 let bytes = image.parsed.initial_bytes(index, &|other| addresses[other]);
                 copy::write_bytes(core.gpu, addresses[index], &bytes)?;
@@ -311,7 +355,10 @@ fn instantiate(
     });
     let filled = filled.and_then(|()| if image.parsed.calls_malloc() { core.take_heap() } else { Ok(()) });
     if let Err(error) = filled {
-        release_blocks(core, &addresses);
+        release_blocks(core.gpu, addresses, &[BlockKind::Internal]);
+        if library.is_none() {
+            release_blocks(core.gpu, managed.into_values(), &[BlockKind::Variable]);
+        }
         return Err(error);
     }
     let code = addresses.pop();
@@ -325,10 +372,10 @@ fn instantiate(
     Ok((handle, module))
 }
 
-fn release_blocks(core: &Core, addresses: &[u64]) {
+fn release_blocks(gpu: &VisibleGpu, addresses: impl IntoIterator<Item = u64>, kinds: &[BlockKind]) {
     for address in addresses {
-        if let Ok(block) = core.gpu.space.withdraw(*address, &[BlockKind::Internal]) {
-            core.gpu.space.release(&block);
+        if let Ok(block) = gpu.space.withdraw(address, kinds) {
+            gpu.space.release(&block);
         }
     }
 }
@@ -366,8 +413,11 @@ fn end(handle: u64) -> Result {
         // Only this code removes functions.
         let _ = FUNCTIONS.remove(function);
     }
-    release_blocks(&module.core, module.linked.addresses());
-    release_blocks(&module.core, module.code.as_slice());
+    // Managed variables of a library end with it.
+    let own = [BlockKind::Internal, BlockKind::Variable];
+    let kinds = if module.library.is_some() { &own[..1] } else { &own[..] };
+    let addresses = module.linked.addresses().iter().chain(&module.code);
+    release_blocks(module.core.gpu, addresses.copied(), kinds);
     Ok(())
 }
 
@@ -445,7 +495,8 @@ impl Module {
 pub(crate) fn load_library(image: Arc<Image>) -> Result<u64> {
     let settings = own_settings(&image);
     let count = settings.len();
-    let body = Arc::new(LibraryBody { image, settings, instances: Mutex::default() });
+    let (instances, managed) = (Mutex::default(), Mutex::default());
+    let body = Arc::new(LibraryBody { image, settings, instances, managed });
     // Kernels refer to their library and the library to its kernels, so both are created before either is visible.
     let mut kernels = Vec::new();
     let (handle, _) = LIBRARIES.insert_with(|library| {
@@ -485,6 +536,10 @@ pub(crate) fn unload_library(handle: u64) -> Result<Vec<u64>> {
         end(module)?;
         ended.push(module);
     }
+    if let Some(SharedVariables { gpu, addresses }) = lock(&library.body.managed).take() {
+        gpu.drain();
+        release_blocks(gpu, addresses.into_values(), &[BlockKind::Variable]);
+    }
     Ok(ended)
 }
 
@@ -501,6 +556,17 @@ pub(crate) fn library_kernels(handle: u64) -> Result<Vec<u64>> {
 }
 
 impl LibraryBody {
+    /// The managed variables, which all contexts share and which need none. A GPU takes memory for them the first time.
+    fn managed(&self, gpu: &'static VisibleGpu) -> Result<HashMap<usize, u64>> {
+        let mut managed = lock(&self.managed);
+        if let Some(shared) = &*managed {
+            return Ok(shared.addresses.clone());
+        }
+        let addresses = place_managed(&self.image, gpu, Maker::default())?;
+        *managed = Some(SharedVariables { gpu, addresses: addresses.clone() });
+        Ok(addresses)
+    }
+
     /// Returns the library as a module of a context.
     fn module(self: &Arc<Self>, core: &Arc<Core>) -> Result<(u64, Arc<Module>)> {
         let mut instances = lock(&self.instances);
@@ -526,6 +592,19 @@ pub(crate) fn library_global(handle: u64, name: &[u8]) -> Result<(u64, u64)> {
     library.body.image.global(name)?;
     let (_, module) = library.body.module(&current_core()?)?;
     module_global(&module, name)
+}
+
+/// `cuLibraryGetManaged`, which needs no context.
+pub(crate) fn library_managed(handle: u64, name: &[u8]) -> Result<(u64, u64)> {
+    let library = LIBRARIES.get(handle)?;
+    let index = library.body.image.global(name)?;
+    let global = &library.body.image.parsed.globals()[index];
+    if !global.managed {
+        return Err(Error::NOT_FOUND);
+    }
+    let gpu = current_core().map_or_else(|_| gpu::at(0), |core| Ok(core.gpu))?;
+    let address = library.body.managed(gpu)?.get(&index).copied().ok_or(Error::NOT_FOUND)?;
+    Ok((address, global.size))
 }
 
 /// Returns a kernel of a library.

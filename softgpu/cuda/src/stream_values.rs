@@ -14,7 +14,6 @@ use sluice_cuda_graphs::layout::{WAIT_NOR, checked_value};
 use crate::copy::{self, CopyExtent, Pattern, Side, StatedMemory};
 use crate::error::{Error, Result};
 use crate::gpu::VisibleGpu;
-use crate::memory::BlockKind;
 use crate::schedule::{Condition, QueuedWork};
 
 /// Comparisons of `CUstreamWaitValue_flags`; the last is [`WAIT_NOR`].
@@ -27,7 +26,7 @@ pub(crate) fn prepare(gpu: &'static VisibleGpu, operation: &MemoryOperation) -> 
     let (address, bytes) = checked_value(operation, (Error::INVALID_VALUE, Error::NOT_SUPPORTED))?;
     let end = address.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
     let write = operation.is_write();
-    let managed = gpu.block_at(address).is_some_and(|block| block.kind == BlockKind::Managed);
+    let managed = gpu.block_at(address).is_some_and(|block| block.is_managed());
     if managed || !gpu.space.table.spans().covers(&(address..end), write) {
         return Err(Error::INVALID_VALUE);
     }

@@ -64,6 +64,74 @@ fn managed_memory_is_accessible_to_host_and_device() {
     assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
 }
 
+const VARIABLES: &str = "
+.visible .global .attribute(.managed) .align 8 .u64 shared[3] = {5, 6};
+.visible .global .align 8 .u64 own = 1;
+.visible .entry raise()
+{
+    .reg .b64 %rd<4>;
+    ld.global.u64 %rd0, [shared+8];
+    ld.global.u64 %rd1, [own];
+    add.u64 %rd2, %rd0, %rd1;
+    st.global.u64 [shared+8], %rd2;
+    ret;
+}
+";
+
+fn second_word(address: u64) -> u64 {
+    // SAFETY: a managed variable of two words and more, which no kernel uses now.
+    unsafe { host(address + 8).read() }
+}
+
+// Promise: C128
+#[test]
+fn managed_variable_is_memory_that_host_and_kernels_share() {
+    let context = Context::new();
+    // A chunk for small blocks stays.
+    ok!(cuModuleUnload(module(VARIABLES)));
+    let before = free_bytes();
+    let module = module(VARIABLES);
+    let (mut address, mut bytes) = (0, 0);
+    ok!(cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, text("shared").as_ptr()));
+    assert_eq!((bytes, second_word(address)), (24, 6));
+    assert_eq!(launch(function(module, "raise"), 1, 1, 0, &mut []), 0);
+    ok!(cuCtxSynchronize());
+    assert_eq!(second_word(address), 7);
+    let mut is_managed = 9u32;
+    ok!(cuPointerGetAttribute((&raw mut is_managed).cast(), IS_MANAGED, address + 8));
+    assert_eq!(is_managed, 1);
+    ok!(cuMemAdvise(address, 24, 1, 0));
+    assert_eq!(said(address, 24, 1), 1);
+    assert_eq!(cu!(cuMemFree_v2(address)), INVALID_VALUE);
+    ok!(cuModuleUnload(module));
+    assert_eq!(free_bytes(), before, "with the memory that was set aside");
+    assert_eq!(cu!(cuPointerGetAttribute((&raw mut is_managed).cast(), IS_MANAGED, address)), INVALID_VALUE);
+
+    // All contexts share the variable of a library, which outlives them.
+    let (source, none) = (ptx(VARIABLES), std::ptr::null());
+    let (mut library, mut kernel, mut other) = (0, 0, 0);
+    let image = source.as_ptr().cast();
+    ok!(cuLibraryLoadData(&raw mut library, image, std::ptr::null(), none, 0, std::ptr::null(), none, 0));
+    let mut find = |name: &str, address: &mut u64| {
+        cu!(cuLibraryGetManaged(address, &raw mut bytes, library, text(name).as_ptr()))
+    };
+    assert_eq!(find("own", &mut address), NOT_FOUND);
+    assert_eq!(find("shared", &mut address), 0);
+    ok!(cuLibraryGetKernel(&raw mut kernel, library, text("raise").as_ptr()));
+    assert_eq!(launch(kernel, 1, 1, 0, &mut []), 0);
+    ok!(cuCtxSynchronize());
+    ok!(cuCtxCreate_v2(&raw mut other, 0, 0));
+    let mut same = 0;
+    assert_eq!(find("shared", &mut same), 0);
+    assert_eq!(launch(kernel, 1, 1, 0, &mut []), 0);
+    ok!(cuCtxSynchronize());
+    ok!(cuCtxDestroy_v2(other));
+    ok!(cuCtxSetCurrent(context.handle));
+    assert_eq!((same, second_word(address)), (address, 8));
+    ok!(cuLibraryUnload(library));
+    assert_eq!(free_bytes(), before);
+}
+
 // Promise: C20
 #[test]
 fn advice_applies_to_its_range() {

@@ -386,15 +386,18 @@ export! {
         // SAFETY: as above.
         let places = unsafe { core::slice::from_raw_parts(data, count as usize) };
         for (attribute, place) in attributes.iter().zip(places) {
-            let (start, bytes) = (current().variables(), VARIABLE_BYTES);
-            let known = at.wrapping_sub(start) < bytes as u64;
+            let (first, bytes) = (current().variables(), VARIABLE_BYTES);
+            // The managed variable follows the other one.
+            let managed = at.wrapping_sub(first + bytes as u64) < bytes as u64;
+            let known = managed || at.wrapping_sub(first) < bytes as u64;
+            let start = if managed { first + bytes as u64 } else { first };
             match attribute {
                 // SAFETY: memory type, ordinal and such are 32-bit words, addresses and sizes are 64-bit words, by the interface.
                 2 => unsafe { place.cast::<c_uint>().write(if known { 2 } else { 0 }) },
                 // SAFETY: as above.
-                8 => unsafe { place.cast::<c_uint>().write(0) },
+                8 => unsafe { place.cast::<c_uint>().write(managed.into()) },
                 // SAFETY: as above.
-                1 => unsafe { place.cast::<u64>().write(if known { life::current_handle() } else { 0 }) },
+                1 => unsafe { place.cast::<u64>().write(if known && !managed { life::current_handle() } else { 0 }) },
                 // SAFETY: as above.
                 11 => unsafe { place.cast::<u64>().write(if known { start } else { 0 }) },
                 // SAFETY: as above.
@@ -625,6 +628,7 @@ fn variable(at: *mut u64, bytes: *mut usize, owner: &Life, name: *const c_char) 
     let found = match name {
         b"stack" => (&raw const name).expose_provenance() as u64,
         b"beyond" => u64::MAX,
+        b"managed" => current().variables() + VARIABLE_BYTES as u64,
         _ => current().variables(),
     };
     if found == 0 {
@@ -854,6 +858,12 @@ export! {
     }
     cuLibraryGetKernel(into: *mut Handle, library: Handle, name: *const c_char) { find(into, module(library), name) }
     cuLibraryGetGlobal(at: *mut u64, bytes: *mut usize, library: Handle, name: *const c_char) {
+        if text(name.cast()) == b"managed" {
+            return NOT_FOUND;
+        }
+        variable(at, bytes, module(library), name)
+    }
+    cuLibraryGetManaged(at: *mut u64, bytes: *mut usize, library: Handle, name: *const c_char) {
         variable(at, bytes, module(library), name)
     }
     cuLibraryGetModule(place: *mut Handle, library: Handle) {

@@ -70,6 +70,13 @@ impl Driver {
         Ok((address, bytes as u64))
     }
 
+    /// `cuLibraryGetManaged`.
+    pub fn library_managed(&self, library: Handle, name: &CStr) -> Result<(u64, u64)> {
+        let (mut address, mut bytes) = (0, 0_usize);
+        call!(self.cuLibraryGetManaged(&raw mut address, &raw mut bytes, library, name.as_ptr()))?;
+        Ok((address, bytes as u64))
+    }
+
     /// `cuPointerGetAttributes`: the driver's attributes of an address.
     pub fn pointer(&self, address: u64) -> Result<Pointer> {
         const CONTEXT: c_uint = 1;

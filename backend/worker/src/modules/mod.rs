@@ -550,12 +550,15 @@ impl ServeModules for ModuleHelper {
         self.place(image, caller)?;
         let (address, bytes) = match image {
             GuestImage::Module(module) => self.driver.module_global(module, &args.name)?,
-            GuestImage::Library(library) => self.driver.library_global(library, &args.name)?,
+            GuestImage::Library(library) => match self.driver.library_global(library, &args.name) {
+                Err(code::NOT_FOUND) => self.driver.library_managed(library, &args.name)?,
+                found => found?,
+            },
         };
         let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;
-        check_variable(&self.driver, context, (address, bytes))?;
+        let managed = check_variable(&self.driver, context, (address, bytes))?;
         self.notices.push(Notice::Global { module: args.module.id, context, address, bytes });
-        Ok(wire::module_global::Reply { address, bytes })
+        Ok(wire::module_global::Reply { address, bytes, managed })
     }
 
     fn module_function_count(
@@ -848,24 +851,22 @@ impl ServeModules for ModuleHelper {
     }
 }
 
-/// Checks that the driver reports a variable as device memory of a context. Its address and size come out of the image, so a
-/// guest chooses them, and with unified addressing they could name memory of this process.
-fn check_variable(driver: &Driver, context: ContextRef, (address, bytes): (u64, u64)) -> Result<(), Code> {
+/// Checks that the driver reports a variable as device memory of a context, or as managed memory; true for the latter. Its address
+/// and size come out of the image, so a guest chooses them, and with unified addressing they could name memory of this process. This
+/// process has no managed memory but such variables.
+fn check_variable(driver: &Driver, context: ContextRef, (address, bytes): (u64, u64)) -> Result<bool, Code> {
     let pointer = driver.pointer(address)?;
-    if pointer.managed {
-        return Err(code::NOT_SUPPORTED);
-    }
     let end = address.checked_add(bytes);
     let last = pointer.start.checked_add(pointer.bytes);
     let around = pointer.start <= address && end.zip(last).is_some_and(|(end, last)| end <= last);
-    if pointer.on_device && pointer.context == context.handle && around {
-        return Ok(());
+    if around && (pointer.managed || pointer.on_device && pointer.context == context.handle) {
+        return Ok(pointer.managed);
     }
     limited!(
         warn,
         address,
         bytes,
-        "the driver reports that a variable of an image is not device memory of its context"
+        "the driver reports that a variable of an image is neither device memory of its context nor managed memory"
     );
     Err(code::INVALID_IMAGE)
 }

@@ -476,6 +476,34 @@ fn memory_allocated_too_late_for_its_context_is_freed() {
     }
 }
 
+/// A library has its managed variables by another function of the driver.
+// Promise: C128
+#[test]
+fn managed_variable_is_found_in_a_module_and_in_a_library() {
+    let (mut guest, _arena) = ready();
+    for (index, library) in [(0, false), (1, true)] {
+        let module = Id::<Module>::new(index, 1);
+        assert_eq!(load(&mut guest, module, library, 64), 0);
+        let mut ask = |name: &[u8]| {
+            let put = |w: &mut Writer<'_>| wire::module_global::Args { module, name: Name(name) }.put(w);
+            let (result, fields) = guest.call(wire::module_global::CALL, put);
+            assert_eq!(result, 0);
+            wire::module_global::Reply::get(&fields).unwrap()
+        };
+        let (managed, other) = (ask(b"managed"), ask(b"variable"));
+        assert!(managed.managed && !other.managed, "library: {library}");
+        // Both are addresses for the guest from now on.
+        for address in [managed.address, other.address] {
+            let header = guest.on(wire::memset::CALL, 0);
+            let (result, _) = guest.ask(header, |w| {
+                let (to, element) = (DeviceAddress(address), ElementSize::Byte);
+                wire::memset::Args { to, pitch: 0, element, value: 7, width: 64, height: 1 }.put(w)
+            });
+            assert_eq!(result, 0);
+        }
+    }
+}
+
 // Promise: C52
 #[test]
 fn variable_outside_device_memory_is_refused() {

@@ -17,7 +17,7 @@ use sluice_protocol::{
 use sluice_shared_memory::Reservation;
 use std::{
     collections::BTreeMap,
-    ops::Bound,
+    ops::{Bound, Range},
     sync::{
         Mutex, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU64, Ordering},
@@ -341,6 +341,22 @@ impl DeviceMap {
             start,
             DeviceMapRange { start, bytes, identity: identity(), context, kind: RangeOrigin::Global },
         );
+        Ok(())
+    }
+
+    /// Makes pages of a module's variables accessible for the program, filled with zeroes, or takes them away.
+    pub(crate) fn let_access(&self, range: Range<u64>, may: bool) -> Result {
+        let pages = self.pages.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for (base, held) in pages.range(..range.end) {
+            let (start, end) = (range.start.max(*base), range.end.min(base + held.bytes()));
+            if start < end {
+                let change = if may { Reservation::fill } else { Reservation::unmap };
+                change(held, start, end - start).map_err(|error| {
+                    log::error(format_args!("cannot map the pages of a variable: {error}"));
+                    Error::OUT_OF_MEMORY
+                })?;
+            }
+        }
         Ok(())
     }
 

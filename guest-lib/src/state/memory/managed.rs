@@ -1,7 +1,8 @@
 //! Managed memory. It is pinned memory of the arena, which devices reach in place: the memory never moves, and advice is only
 //! stored. As on hardware that does not migrate it, its bytes are taken of the device's memory too: device memory of its size is set
-//! aside.
+//! aside. Managed variables of modules are memory of the host's driver instead, and [`super::variables`] has their contents.
 
+use super::variables::Variables;
 use crate::error::{Error, Result};
 use core::ops::Range;
 use sluice_cuda_frontend::managed::{Advice, Advised, Saying};
@@ -13,9 +14,10 @@ use std::{
 #[derive(Clone, Copy, Debug)]
 struct ManagedAllocation {
     bytes: u64,
+    /// Raw id of its context; 0 for a variable, which ends with its module.
     context: u64,
-    /// Address of the device memory that is set aside for it.
-    aside: u64,
+    /// Address of the device memory that is set aside for it; `None` for a variable.
+    aside: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -41,21 +43,37 @@ impl ManagedBook {
 
 /// The managed memory of the process.
 #[derive(Default)]
-pub(crate) struct Managed(Mutex<ManagedBook>);
+pub(crate) struct Managed {
+    book: Mutex<ManagedBook>,
+    pub(crate) variables: Variables,
+}
 
 impl Managed {
     fn lock(&self) -> MutexGuard<'_, ManagedBook> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.book.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Records an allocation, for which device memory at `aside` is set aside.
     pub(crate) fn add(&self, start: u64, bytes: u64, context: u64, aside: u64) {
-        self.lock().allocations.insert(start, ManagedAllocation { bytes, context, aside });
+        self.lock().allocations.insert(start, ManagedAllocation { bytes, context, aside: Some(aside) });
+    }
+
+    /// Records a variable.
+    pub(crate) fn add_variable(&self, start: u64, bytes: u64) {
+        self.lock().allocations.insert(start, ManagedAllocation { bytes, context: 0, aside: None });
     }
 
     /// Forgets an allocation; returns the address of its device memory, `None` if none begins there.
     pub(crate) fn forget(&self, start: u64) -> Option<u64> {
-        self.lock().forget(start).map(|allocation| allocation.aside)
+        let mut book = self.lock();
+        let aside = book.allocations.get(&start)?.aside?;
+        book.forget(start);
+        Some(aside)
+    }
+
+    /// Forgets a variable.
+    pub(crate) fn forget_variable(&self, start: u64) {
+        self.lock().forget(start);
     }
 
     /// Forgets the memory of a context that is gone.
@@ -119,6 +137,10 @@ mod tests {
             [Advice::default()],
             "nothing is left of the one before"
         );
+        managed.add_variable(0x30_0000, 8);
+        assert_eq!((managed.forget(0x30_0000), managed.at(0x30_0004)), (None, Some((0x30_0000, 8))));
+        managed.forget_variable(0x30_0000);
+        assert_eq!(managed.at(0x30_0000), None);
         managed.forget_context(1);
         assert_eq!((managed.at(0x10_0000), managed.at(0x20_0001)), (None, Some((0x20_0000, 0xa000))));
     }

@@ -10,4 +10,5 @@ pub(crate) mod imports;
 pub(crate) mod managed;
 pub(crate) mod pools;
 pub(crate) mod registered;
+pub(crate) mod variables;
 pub(crate) mod windows;

@@ -23,13 +23,6 @@ fn check_options(keys: In<u32>, count: u32) -> Result {
     Ok(())
 }
 
-/// Checks the arguments of a search in a library that finds nothing.
-fn find_nothing(library: u64, name: Text<'_>) -> Result {
-    module::LIBRARIES.get(library)?;
-    name.get()?;
-    Err(Error::NOT_FOUND)
-}
-
 calls! {
     fn cuLibraryLoadData(
         place: Out<u64>, image: In<u8>, jit_keys: In<u32>, jit_values: OptionValues, jit_count: u32, keys: In<u32>,
@@ -85,13 +78,19 @@ calls! {
         Ok(())
     }
 
-    // An image with managed variables is refused when it is loaded.
-    fn cuLibraryGetManaged(_address: Out<u64>, _bytes: Out<u64>, library: u64, name: Text<'_>) {
-        find_nothing(library, name)
+    fn cuLibraryGetManaged(address: Out<u64>, bytes: Out<u64>, library: u64, name: Text<'_>) {
+        let (start, size) = module::library_managed(library, name.get()?)?;
+        address.set_if_given(start);
+        bytes.set_if_given(size);
+        Ok(())
     }
 
     // Attribute 129 reports that functions have no address that is the same on all devices.
-    fn cuLibraryGetUnifiedFunction(_place: Out<u64>, library: u64, name: Text<'_>) { find_nothing(library, name) }
+    fn cuLibraryGetUnifiedFunction(_place: Out<u64>, library: u64, name: Text<'_>) {
+        module::LIBRARIES.get(library)?;
+        name.get()?;
+        Err(Error::NOT_FOUND)
+    }
 
     fn cuKernelGetFunction(place: Out<u64>, kernel: u64) {
         place.required()?;

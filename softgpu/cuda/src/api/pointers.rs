@@ -51,6 +51,7 @@ fn attribute(data: Out<c_void>, number: i32, address: u64) -> Result {
         }
     };
     let host = matches!(&found, Found::Block(block) if block.is_host());
+    let managed = matches!(&found, Found::Block(block) if block.is_managed());
     let mapped = !matches!(found, Found::Reserved);
     match number {
         1 => match found {
@@ -58,12 +59,12 @@ fn attribute(data: Out<c_void>, number: i32, address: u64) -> Result {
             // Physical memory belongs to no context.
             _ => Err(Error::INVALID_VALUE),
         },
-        2 if mapped => data.cast().set(if host && !is(&found, BlockKind::Managed) { HOST } else { DEVICE }),
+        2 if mapped => data.cast().set(if host && !managed { HOST } else { DEVICE }),
         3 if mapped => data.cast().set(address),
         4 if host => data.cast().set(address),
         6 => data.cast().set(0u32),
         7 if mapped => data.cast().set(id),
-        8 => data.cast().set(u32::from(is(&found, BlockKind::Managed))),
+        8 => data.cast().set(u32::from(managed)),
         10 => data.cast().set(u32::from(is(&found, BlockKind::Device))),
         15 | 21 => data.cast().set(0u32), // RDMA, decompression
         9 => data.cast().set(gpu.ordinal),

@@ -13,6 +13,8 @@ pub(crate) enum BlockKind {
     Imported,
     /// `cuMemAllocManaged`.
     Managed,
+    /// A managed variable of a module. Programs cannot free it.
+    Variable,
     /// Device memory that is set aside for managed memory. Programs cannot free it.
     Aside,
     /// The driver's own: variables of modules, workspaces. Programs cannot free it.
@@ -62,7 +64,11 @@ impl Block {
         self.kind == BlockKind::Imported && self.pool != 0
     }
 
+    pub(crate) fn is_managed(&self) -> bool {
+        matches!(self.kind, BlockKind::Managed | BlockKind::Variable)
+    }
+
     pub(crate) fn is_host(&self) -> bool {
-        matches!(self.kind, BlockKind::Host | BlockKind::Registered | BlockKind::Managed)
+        matches!(self.kind, BlockKind::Host | BlockKind::Registered) || self.is_managed()
     }
 }

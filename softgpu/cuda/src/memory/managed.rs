@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use sluice_cuda_frontend::managed::{Advice, Saying};
 
-use super::{BlockKind, Space};
+use super::{Block, Space};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 
 impl Space {
     /// True if a range lies in one managed block.
     pub(crate) fn is_managed(&self, range: &Range<u64>) -> bool {
-        let block = self.block_at(range.start).filter(|block| block.kind == BlockKind::Managed);
+        let block = self.block_at(range.start).filter(Block::is_managed);
         block.is_some_and(|block| !range.is_empty() && range.end <= block.range().end)
     }
 

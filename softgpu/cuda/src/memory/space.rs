@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use sluice_cuda_frontend::managed::ATTACH_GLOBAL;
 use softgpu_device::{Allocation, Lack, MemoryPolicy, Owner, PAGE_BYTES, Reservation, Use};
 
 use super::arena::FirstFit;
@@ -228,7 +229,7 @@ impl Space {
             | BlockKind::Aside => {
                 self.release_device(block);
             }
-            BlockKind::Host | BlockKind::Managed => {
+            BlockKind::Host | BlockKind::Managed | BlockKind::Variable => {
                 lock(&self.book).advised.forget(&block.range());
                 self.table.remove(block.start);
                 self.running.wait();
@@ -296,9 +297,18 @@ impl Space {
     /// Allocates managed memory: host memory that every GPU can access. As on hardware that does not migrate it, memory of the device is
     /// taken for it.
     pub(crate) fn allocate_managed(&self, maker: Maker, bytes: u64, flags: u32) -> Result<u64> {
+        self.add_managed(maker, bytes, flags, BlockKind::Managed)
+    }
+
+    /// Allocates memory for a managed variable.
+    pub(crate) fn allocate_variable(&self, maker: Maker, bytes: u64) -> Result<u64> {
+        self.add_managed(maker, bytes, ATTACH_GLOBAL, BlockKind::Variable)
+    }
+
+    fn add_managed(&self, maker: Maker, bytes: u64, flags: u32, kind: BlockKind) -> Result<u64> {
         let aside = self.allocate(maker, bytes, BlockKind::Aside)?;
         let start = host::allocate(bytes).inspect_err(|_| self.give_aside(aside))?;
-        let block = Block { bytes, maker, flags, aside, ..self.block(start, BlockKind::Managed) };
+        let block = Block { bytes, maker, flags, aside, ..self.block(start, kind) };
         self.enter_host(block, true);
         Ok(start)
     }

@@ -95,6 +95,12 @@ pub(crate) mod sys {
         ) -> u32;
         pub(crate) fn cuLibraryGetKernel(kernel: *mut u64, library: u64, name: *const c_char) -> u32;
         pub(crate) fn cuLibraryUnload(library: u64) -> u32;
+        pub(crate) fn cuLibraryGetManaged(
+            address: *mut u64,
+            bytes: *mut u64,
+            library: u64,
+            name: *const c_char,
+        ) -> u32;
         pub(crate) fn cuKernelGetFunction(function: *mut u64, kernel: u64) -> u32;
         pub(crate) fn cuKernelGetParamInfo(
             kernel: u64,

@@ -57,6 +57,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("pools", "Memory in the order of streams, and pools."),
     program("virtual_memory", "Physical memory, reserved addresses and mappings."),
     program("managed", "Managed memory, if the device offers it."),
+    program("managed_variables", "Variables of the program that host and kernels access in turns."),
     program("zero_copy", "Host memory that kernels reach in place."),
     program("registered", "Memory of the program that it registers."),
     program("lifetimes", "Objects that end before their work does."),
