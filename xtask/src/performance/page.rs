@@ -235,7 +235,7 @@ fn plain(figure: f64) -> String {
         figure if figure >= 100.0 => format!("{figure:.0}"),
         figure if figure >= 10.0 => format!("{figure:.1}"),
         figure if figure >= 1.0 => format!("{figure:.2}"),
-        figure if figure == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         figure => {
             let digits = if figure >= 0.1 { 2 } else { 3 };
             format!("{figure:.digits$}")

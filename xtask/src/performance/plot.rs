@@ -35,8 +35,16 @@ pub(super) struct Lines {
 #[derive(Debug)]
 pub(super) struct Bars {
     pub(super) title: &'static str,
-    /// Each with its name, the unit, and parts with names.
-    pub(super) bars: Vec<(&'static str, &'static str, Vec<(String, f64)>)>,
+    pub(super) bars: Vec<Bar>,
+}
+
+/// A bar.
+#[derive(Debug)]
+pub(super) struct Bar {
+    pub(super) name: &'static str,
+    pub(super) unit: &'static str,
+    /// Each with its name.
+    pub(super) parts: Vec<(String, f64)>,
 }
 
 impl Lines {
@@ -131,7 +139,7 @@ impl Bars {
         let [left, right] = [12.0, 700.0];
         let mut body = String::new();
         let mut y = 44.0;
-        for (name, unit, parts) in &self.bars {
+        for Bar { name, unit, parts } in &self.bars {
             let whole: f64 = parts.iter().map(|(_, figure)| figure).sum();
             label(&mut body, left, y + 12.0, "start", &format!("{name}: {} {unit}", short(whole)));
             y += LINE;
@@ -231,7 +239,7 @@ mod tests {
     #[test]
     fn parts_of_a_bar_fill_it() {
         let parts = vec![("one".to_owned(), 1.0), ("two".to_owned(), 3.0)];
-        let svg = Bars { title: "t", bars: vec![("b", "ms", parts)] }.svg();
+        let svg = Bars { title: "t", bars: vec![Bar { name: "b", unit: "ms", parts }] }.svg();
         assert!(
             svg.contains("width=\"172.0\"") && svg.contains("x=\"184.0\"") && svg.contains("b: 4 ms"),
             "{svg}"

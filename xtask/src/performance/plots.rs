@@ -3,14 +3,17 @@
 use sluice_tests::performance::Measured;
 use sluice_tests::performance::table::{RowKind, TABLE};
 
-use super::plot::{Bars, Lines, Scale};
+use super::plot::{Bar, Bars, Lines, Scale};
 use super::records::Records;
 
 /// The figure of a row that a line shows.
 type Figure = fn(&Measured) -> f64;
 
-/// The plots, each with the name of its file and its picture.
-const PLOTS: [(&str, &str, fn(&'static str, &Records) -> String); 6] = [
+/// Draws a plot with this title.
+type Draw = fn(&'static str, &Records) -> String;
+
+/// The plots, each with the name of its file and its title.
+const PLOTS: [(&str, &str, Draw); 6] = [
     ("gap-sweep", "Launch and call after a gap, in microseconds", gaps),
     ("threads", "Launches in a second, by the number of threads", threads),
     ("copies", "Speed of copies, memcpy = 1", copies),
@@ -123,7 +126,7 @@ fn idle_vms(title: &'static str, records: &Records) -> String {
 fn steps(title: &'static str, records: &Records) -> String {
     let bar = |name, unit, rows| {
         let parts = families(rows).filter_map(|(part, row)| Some((part, records.row(&row)?.value)));
-        (name, unit, parts.collect())
+        Bar { name, unit, parts: parts.collect() }
     };
     let bars = vec![
         bar("a launch and its end, the worker polls", "µs", "step/awake/"),
