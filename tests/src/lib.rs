@@ -31,6 +31,7 @@ pub mod nested;
 pub mod oracle;
 pub mod packages;
 pub mod paths;
+pub mod performance;
 pub mod process;
 pub mod programs;
 pub mod progress;

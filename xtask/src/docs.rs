@@ -12,7 +12,7 @@ use sluice_tests::paths;
 
 use crate::cargo::cargo;
 use crate::compat::page as clients;
-use crate::{api_page, coverage, matrix, runner, softgpu_page};
+use crate::{api_page, coverage, matrix, performance, runner, softgpu_page};
 
 /// Write the generated pages of docs/, and the generated tables of softgpu/README.md.
 #[derive(Debug, Default, Args)]
@@ -65,7 +65,8 @@ fn pages(sluiced: Option<&Path>) -> Result<Vec<Page>> {
     let openapi = openapi(sluiced)?;
     let api = api_page::page(&serde_json::from_str(&openapi)?);
     let page = |name, text| Page { path: docs.join(name), text };
-    Ok(vec![
+    let performance = performance::pages()?.into_iter().map(|(path, text)| Page { path, text });
+    let mut pages = vec![
         page("protocol.md", protocol()),
         page("openapi.json", openapi),
         page("api.md", api),
@@ -73,7 +74,9 @@ fn pages(sluiced: Option<&Path>) -> Result<Vec<Page>> {
         page("clients.md", clients::page()?),
         page("cuda-coverage.md", coverage::page()?),
         Page { path: softgpu_page::path(), text: softgpu_page::page()? },
-    ])
+    ];
+    pages.extend(performance);
+    Ok(pages)
 }
 
 /// The description of the management API, printed by the daemon. Unless the daemon is there, it is built only for that, so that

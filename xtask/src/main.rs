@@ -22,6 +22,7 @@ mod mutants;
 mod nightly;
 mod oracle;
 mod package;
+mod performance;
 mod promises;
 mod prose;
 mod record;

@@ -1,4 +1,5 @@
-//! Million thread-instructions per second on one worker, for three kernels: element-wise, divergent, shared memory.
+//! Processor time of a launch and million thread-instructions per second on one worker, for kernels of several kinds. With `--json` it
+//! prints the milliseconds by name and nothing else. A further argument chooses kernels by the beginning of their names.
 
 #![expect(unsafe_code, reason = "the processor time of a thread is read from the C library")]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "a benchmark")]
@@ -49,7 +50,8 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-fn run(case: &Case, table: &Table) {
+/// Seconds of the shortest of some launches.
+fn best(case: &Case, table: &Table) -> f64 {
     let module = Arc::new(Module::load(case.ptx.as_bytes(), 80).expect("loads"));
     let index = module.kernels().iter().position(|k| k.name == case.kernel).expect("kernel");
     let linked = module.link(vec![0; module.globals().len()]);
@@ -77,12 +79,7 @@ fn run(case: &Case, table: &Table) {
         .expect("runs");
         best = best.min(cpu_seconds() - start);
     }
-    println!(
-        "{:24} {:9.3} ms  {:8.0} M thread-instructions/s",
-        case.name,
-        best * 1e3,
-        case.work / best / 1e6
-    );
+    best
 }
 
 fn main() {
@@ -130,7 +127,7 @@ fn main() {
             work: n as f64 * 22.0,
         },
         mandel("mandel", 512, [16, 16, 1]),
-        mandel("mandel, 1 thread", 64, [1, 1, 1]),
+        mandel("mandel-1-thread", 64, [1, 1, 1]),
         Case {
             name: "mc_pi",
             ptx: ARITH,
@@ -141,7 +138,7 @@ fn main() {
             work: 64.0 * 256.0 * 1000.0 * 27.75,
         },
         Case {
-            name: "option pricing",
+            name: "blackscholes",
             ptx: ELEMENTWISE,
             kernel: "blackscholes",
             grid: [4096, 1, 1],
@@ -159,7 +156,7 @@ fn main() {
             work: n as f64 * 214.0,
         },
         Case {
-            name: "histogram",
+            name: "hist_shared",
             ptx: COLLECTIVE,
             kernel: "hist_shared",
             grid: [64, 1, 1],
@@ -168,7 +165,7 @@ fn main() {
             work: n as f64 * 12.0,
         },
         Case {
-            name: "mma f16 m16n8k16",
+            name: "mma_asm",
             ptx: MATRIX,
             kernel: "mma_asm",
             grid: [512, 1, 1],
@@ -177,7 +174,7 @@ fn main() {
             work: 512.0 * 32.0 * 40.0,
         },
         Case {
-            name: "gemm_tiled 256",
+            name: "gemm_tiled",
             ptx: MATRIX,
             kernel: "gemm_tiled",
             grid: [16, 16, 1],
@@ -186,9 +183,19 @@ fn main() {
             work: 256.0 * 256.0 * (16.0 * 59.0 + 50.0),
         },
     ];
-    let only = std::env::args().nth(1);
-    for case in cases.iter().filter(|c| only.as_deref().is_none_or(|o| c.name.starts_with(o))) {
-        run(case, &table);
+    let (flags, only): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|argument| argument == "--json");
+    let wanted = |case: &&Case| only.is_empty() || only.iter().any(|o| case.name.starts_with(o));
+    let mut milliseconds = Vec::new();
+    for case in cases.iter().filter(wanted) {
+        let best = best(case, &table);
+        milliseconds.push(format!("\"{}\":{}", case.name, best * 1e3));
+        if flags.is_empty() {
+            let rate = case.work / best / 1e6;
+            println!("{:24} {:9.3} ms  {rate:8.0} M thread-instructions/s", case.name, best * 1e3);
+        }
+    }
+    if !flags.is_empty() {
+        println!("{{{}}}", milliseconds.join(","));
     }
     drop(memory);
 }

@@ -204,7 +204,7 @@ fn kernel(parameters: *const KernelNode) -> Option<Work> {
     if node.sizes.iter().take(6).any(|size| *size == 0) {
         return None;
     }
-    let bytes = function(handle).parameters * 8;
+    let bytes = function(handle).bytes();
     let parameters = if bytes == 0 {
         Vec::new()
     } else {

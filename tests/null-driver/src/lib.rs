@@ -4,9 +4,11 @@
 //! executed at once, so round trips can be verified; kernels compute nothing; events are complete at once. Functions exist under
 //! any name, with a convention for tests:
 //!
-//! - a name that ends in `_pN` has N parameters of 8 bytes, any other has none;
+//! - a name that ends in `_pN` has N parameters of 8 bytes, one in `_bN` has one of N bytes, any other has none;
 //! - `hold_p1` holds its stream back until the 32-bit word that its parameter points to is not 0;
 //! - `unmarked_p1` does so, too, and there is no room for the event that is recorded next;
+//! - `last_p1` lasts for as many nanoseconds as its parameter says;
+//! - `stamp_p1` stores the time of its launch, in nanoseconds of the monotonic clock, where its parameter points to;
 //! - `fault` makes its stream fail with `CUDA_ERROR_ILLEGAL_ADDRESS`;
 //! - the launch of `refuse_N` is answered with the code N;
 //! - a name that begins with `deep` has 1 KiB of local memory for each thread;
@@ -75,7 +77,10 @@ const FAULT: u64 = 1;
 /// Value of a word for which a stream waits, if the work before it has failed.
 const FAILED: u32 = u32::MAX;
 
-/// A stream or event whose end may be held back: 0, the address of a word that must not be 0, or [`FAULT`].
+/// Bit of a value of [`Held`] whose other bits are a time of [`now`].
+const UNTIL: u64 = 1 << 63;
+
+/// A stream or event whose end may be held back: 0, the address of a word that must not be 0, [`FAULT`], or a time after [`UNTIL`].
 struct Held(AtomicU64, Life);
 
 impl Held {
@@ -83,6 +88,13 @@ impl Held {
         match self.0.load(Ordering::Acquire) {
             0 => SUCCESS,
             FAULT => ILLEGAL_ADDRESS,
+            time if time & UNTIL != 0 => {
+                if now() < time & !UNTIL {
+                    NOT_READY
+                } else {
+                    SUCCESS
+                }
+            }
             word => {
                 // SAFETY: a test passed the address of a live, aligned word in memory that it shares with us.
                 let word =
@@ -120,6 +132,8 @@ static FULL: AtomicBool = AtomicBool::new(false);
 
 struct Function {
     parameters: usize,
+    /// Bytes of each parameter.
+    each: usize,
     /// Bytes of local memory of each thread.
     local: c_int,
     kind: Kind,
@@ -127,10 +141,19 @@ struct Function {
     owner: &'static Life,
 }
 
+impl Function {
+    /// Bytes of all parameters.
+    fn bytes(&self) -> usize {
+        self.parameters * self.each
+    }
+}
+
 enum Kind {
     Nothing,
     Hold,
     Unmarked,
+    Last,
+    Stamp,
     Fault,
     Refuse(Status),
 }
@@ -142,6 +165,14 @@ fn device_count() -> c_int {
         text.and_then(|text| text.parse().ok()).unwrap_or(1)
     });
     *COUNT
+}
+
+/// Nanoseconds of the monotonic clock, which all processes share.
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a local value.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
 fn next() -> u64 {
@@ -598,11 +629,19 @@ fn find(into: *mut Handle, owner: &'static Life, name: *const c_char) -> Status 
         std::thread::sleep(SLOW);
     }
     let suffix = name.iter().rposition(|byte| *byte == b'_').and_then(|at| name.get(at + 1..));
-    let number =
-        suffix.and_then(|suffix| core::str::from_utf8(suffix.strip_prefix(b"p")?).ok()?.parse().ok());
+    let number = |letter: &[u8]| -> Option<usize> {
+        core::str::from_utf8(suffix?.strip_prefix(letter)?).ok()?.parse().ok()
+    };
+    let (parameters, each) = match (number(b"p"), number(b"b")) {
+        (Some(number), _) => (number, 8),
+        (None, Some(bytes)) => (1, bytes),
+        (None, None) => (0, 8),
+    };
     let kind = match name {
         b"hold_p1" => Kind::Hold,
         b"unmarked_p1" => Kind::Unmarked,
+        b"last_p1" => Kind::Last,
+        b"stamp_p1" => Kind::Stamp,
         b"fault" => Kind::Fault,
         _ => {
             let code =
@@ -611,7 +650,7 @@ fn find(into: *mut Handle, owner: &'static Life, name: *const c_char) -> Status 
         }
     };
     let local = if name.starts_with(b"deep") { 1024 } else { 0 };
-    put(into, give(Function { parameters: number.unwrap_or(0), local, kind, owner }))
+    put(into, give(Function { parameters, each, local, kind, owner }))
 }
 
 /// Time to find a function whose name begins with `slow`.
@@ -652,11 +691,12 @@ fn attribute(value: *mut c_int, attribute: c_uint, handle: Handle) -> Status {
 }
 
 fn parameter(handle: Handle, index: usize, offset: *mut usize, bytes: *mut usize) -> Status {
-    if index >= function(handle).parameters {
+    let function = function(handle);
+    if index >= function.parameters {
         return INVALID_VALUE;
     }
-    put(offset, index * 8);
-    put(bytes, 8)
+    put(offset, index * function.each);
+    put(bytes, function.each)
 }
 
 /// Launches a function with the parameters of a block.
@@ -673,6 +713,18 @@ fn launch(handle: Handle, stream: Handle, parameters: &[u8]) -> Status {
             stream.0.store(u64::from_ne_bytes(*word), Ordering::Release);
             FULL.store(matches!(function.kind, Kind::Unmarked), Ordering::Release);
         }
+        Kind::Last => {
+            let Some(nanoseconds) = parameters.first_chunk() else { return INVALID_VALUE };
+            // Kernels of a stream follow each other.
+            let begin = now().max(stream.0.load(Ordering::Acquire) & !UNTIL);
+            stream.0.store(UNTIL | begin.saturating_add(u64::from_ne_bytes(*nanoseconds)), Ordering::Release);
+        }
+        Kind::Stamp => {
+            let Some(at) = parameters.first_chunk() else { return INVALID_VALUE };
+            // SAFETY: the benchmark passed the address of 8 bytes of device memory, which it copies to itself later.
+            let word = unsafe { AtomicU64::from_ptr(pointer(u64::from_ne_bytes(*at))) };
+            word.store(now(), Ordering::Release);
+        }
     }
     SUCCESS
 }
@@ -684,8 +736,7 @@ fn run(handle: Handle, stream: Handle, extra: *mut *mut c_void) -> Status {
     // SAFETY: `extra` begins with the marker of the buffer, then the buffer's address.
     let [_, buffer] = unsafe { *extra.cast::<[*mut c_void; 2]>() };
     // SAFETY: the buffer holds the function's parameters.
-    let parameters =
-        unsafe { core::slice::from_raw_parts(buffer.cast::<u8>(), function(handle).parameters * 8) };
+    let parameters = unsafe { core::slice::from_raw_parts(buffer.cast::<u8>(), function(handle).bytes()) };
     launch(handle, stream, parameters)
 }
 

@@ -1,10 +1,7 @@
 //! The arbiter's own rows: the time of its decisions, and its scrub rate. Measured on its own code, without other
 //! processes.
 
-use crate::{
-    Row,
-    measure::{Samples, higher, lower},
-};
+use crate::measure::{Rounds, Samples, nanoseconds};
 use anyhow::{Context as _, Result, bail, ensure};
 use sluice_arbiter::{
     custody::{Custody, Effect, Estimates, Task, TaskOutcome, UnitSettings},
@@ -15,7 +12,7 @@ use sluice_messages::{
     control::{ToArbiter, Verify},
     custody::{CustodyRequest, UNIT},
 };
-use sluice_tests::paths::Binaries;
+use sluice_tests::{paths::Binaries, performance::Measured};
 use std::{path::Path, process::Command, time::Instant};
 
 /// Number of chunks of the smallest class on an H200.
@@ -25,7 +22,7 @@ const VMS: u32 = 64;
 const ROUNDS: usize = 15;
 
 /// Time from a worker's request for a chunk to the decision, with an H200 all in the smallest chunks and many VMs.
-pub(crate) fn decisions() -> Result<Row> {
+pub(crate) fn decisions() -> Result<Measured> {
     let estimates = Estimates { context: 4 * UNIT, margin: UNIT };
     let mut custody = Custody::new(UnitSettings { unit: 0, reserve: 0, estimates }, 0);
     let smallest = Class::of(UNIT).context("the unit is a class")?;
@@ -57,16 +54,16 @@ pub(crate) fn decisions() -> Result<Row> {
         custody.request(worker, CustodyRequest::Take { serial: number, bytes: UNIT }, 0);
         custody.serve_waiters(0);
         let effect = custody.effect();
-        own.push(start.elapsed().as_secs_f64() * 1e9);
+        own.push(nanoseconds(start.elapsed()));
         ensure!(matches!(effect, Some(Effect::Lend { .. })), "{effect:?}");
     }
-    let mut aim = Samples::default();
-    aim.push(10e3);
-    Ok(lower("custody/ledger-decision", "us", 1e-3, &own, "ten microseconds", &aim))
+    let mut rounds = Rounds::default();
+    rounds.push(own, Samples::default());
+    rounds.row("custody/ledger-decision")
 }
 
 /// Scrubbing with samples read back, against clearing alone, on a software GPU of its own.
-pub(crate) fn scrub_rate(binaries: &Binaries, me: &Path) -> Result<Row> {
+pub(crate) fn scrub_rate(binaries: &Binaries, me: &Path) -> Result<Measured> {
     let state = tempfile::Builder::new().prefix("sluice-bench-").tempdir_in("/dev/shm")?;
     let output = Command::new(me)
         .arg("scrub")
@@ -78,12 +75,14 @@ pub(crate) fn scrub_rate(binaries: &Binaries, me: &Path) -> Result<Row> {
         .output()?;
     ensure!(output.status.success(), "the scrubbing process failed: {}", output.status);
     let rates: [Vec<f64>; 2] = serde_json::from_slice(&output.stdout)?;
-    let [scrub, clear] = rates.map(|rates| {
-        let mut samples = Samples::default();
-        rates.into_iter().for_each(|rate| samples.push(rate));
-        samples
-    });
-    Ok(higher("custody/scrub-rate", "GB/s", &scrub, "memset", &clear))
+    let mut rounds = Rounds::default();
+    for (scrub, clear) in rates[0].iter().zip(&rates[1]) {
+        let [mut own, mut yardstick] = <[Samples; 2]>::default();
+        own.push(*scrub);
+        yardstick.push(*clear);
+        rounds.push(own, yardstick);
+    }
+    rounds.row("custody/scrub-rate")
 }
 
 /// The measured process of [`scrub_rate`].

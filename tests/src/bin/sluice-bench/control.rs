@@ -3,8 +3,9 @@
 //! Its state is on a disk, and a service manager keeps its sockets, so that it has all the costs of an operator's daemon.
 
 use crate::{
-    Row,
-    measure::{Samples, lower},
+    measure::{Rounds, Samples, nanoseconds, single},
+    rows::is_wanted,
+    scale,
     turns::Client,
 };
 use anyhow::{Context as _, Result, bail, ensure};
@@ -12,6 +13,7 @@ use sluice_api::{client, http, v1::VmRequest};
 use sluice_tests::{
     direct::{TIMEOUT, cpu_ticks},
     paths::Binaries,
+    performance::Measured,
     process::Background,
 };
 use std::{
@@ -43,23 +45,29 @@ const IDLE: Duration = Duration::from_secs(10);
 const SCALE: &str = "64";
 
 /// Every row whose name contains one of `filter`, or all.
-pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
+pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Measured>> {
     const NAMES: [&str; 6] =
         ["api/create", "api/list-500", "api/scrape-500", "daemon/memory", "daemon/idle", "daemon/wake-ups"];
-    let wanted = |name: &str| filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()));
-    if !NAMES.iter().any(|name| wanted(name)) {
+    let wanted = |name: &str| is_wanted(filter, name);
+    let at_scale = scale::NAMES.iter().any(|name| wanted(name));
+    if !at_scale && !NAMES.iter().any(|name| wanted(name)) {
         return Ok(Vec::new());
     }
     let service = Service::start(binaries)?;
-    let mut clients = Vec::new();
-    for number in 0..ACTIVE {
+    let (mut rows, mut clients) = (Vec::new(), Vec::new());
+    for number in 1..=ACTIVE {
         let socket = service.create(&format!("active-{number}"))?;
         clients.push(Client::start(&mut service.client(me, &socket))?);
+        if at_scale && scale::VMS.contains(&number) {
+            rows.extend(scale::measure(service.daemon.id(), &mut clients)?);
+        }
     }
-    let mut rows = vec![service.creations()?];
-    rows.push(service.answers("api/list-500", "/v1/vms")?);
-    rows.push(service.answers("api/scrape-500", "/metrics")?);
-    rows.extend(service.idle()?);
+    if NAMES.iter().any(|name| wanted(name)) {
+        rows.push(service.creations()?);
+        rows.push(service.answers("api/list-500", "/v1/vms")?);
+        rows.push(service.answers("api/scrape-500", "/metrics")?);
+        rows.extend(service.idle()?);
+    }
     drop(clients);
     service.stop()?;
     Ok(rows.into_iter().filter(|row| wanted(&row.name)).collect())
@@ -148,13 +156,14 @@ impl Service {
 
     /// The time to create a VM until its VMM can connect, with a growing number of others, against the unavoidable cost: two changes
     /// flushed to the same disk and the start of a process.
-    fn creations(&self) -> Result<Row> {
-        let (mut own, mut yardstick) = (Samples::default(), Samples::default());
+    fn creations(&self) -> Result<Measured> {
+        let mut rounds = Rounds::default();
         let path = self.folder.path().join("yardstick");
         for number in ACTIVE..VMS {
+            let [mut own, mut yardstick] = <[Samples; 2]>::default();
             let start = Instant::now();
             self.create(&format!("vm-{number}"))?;
-            own.push(start.elapsed().as_secs_f64() * 1e9);
+            own.push(nanoseconds(start.elapsed()));
             let start = Instant::now();
             for _ in 0..2 {
                 let mut file = File::create(&path)?;
@@ -162,13 +171,14 @@ impl Service {
                 file.sync_all()?;
             }
             ensure!(Command::new("true").status()?.success(), "cannot start true");
-            yardstick.push(start.elapsed().as_secs_f64() * 1e9);
+            yardstick.push(nanoseconds(start.elapsed()));
+            rounds.push(own, yardstick);
         }
-        Ok(lower("api/create", "ms", 1e-6, &own, "2 flushes and a process", &yardstick))
+        rounds.row("api/create")
     }
 
     /// The time from a request to the last byte of its answer, against an answer of the same size that is ready in memory.
-    fn answers(&self, name: &str, path: &str) -> Result<Row> {
+    fn answers(&self, name: &str, path: &str) -> Result<Measured> {
         let length = self.get(path)?.len();
         let socket = self.folder.path().join("yardstick.sock");
         let listener = UnixListener::bind(&socket)?;
@@ -180,31 +190,24 @@ impl Service {
                 let _ = client.read(&mut request).and_then(|_| client.write_all(&bytes));
             }
         });
-        let (mut own, mut yardstick) = (Samples::default(), Samples::default());
-        for _ in 0..ROUNDS {
-            let start = Instant::now();
-            self.get(path)?;
-            own.push(start.elapsed().as_secs_f64() * 1e9);
-            let start = Instant::now();
-            let mut stream = UnixStream::connect(&socket)?;
-            stream.write_all(b"GET")?;
-            let mut answer = Vec::new();
-            stream.read_to_end(&mut answer)?;
-            yardstick.push(start.elapsed().as_secs_f64() * 1e9);
-        }
+        let own = |samples: &mut Samples| samples.time(1, || self.get(path).map(drop));
+        let yardstick = |samples: &mut Samples| {
+            samples.time(1, || {
+                let mut stream = UnixStream::connect(&socket)?;
+                stream.write_all(b"GET")?;
+                let mut answer = Vec::new();
+                stream.read_to_end(&mut answer)?;
+                Ok(())
+            })
+        };
+        let rounds = Rounds::take(ROUNDS, own, yardstick)?;
         fs::remove_file(&socket)?;
-        Ok(lower(name, "ms", 1e-6, &own, "as many bytes", &yardstick))
+        rounds.row(name)
     }
 
     /// Memory and activity of the daemon without requests.
-    fn idle(&self) -> Result<Vec<Row>> {
+    fn idle(&self) -> Result<Vec<Measured>> {
         let process = self.daemon.id();
-        let figure = |row: (&str, &str, f64), what: &str, aim: f64| {
-            let [mut own, mut yardstick] = [(); 2].map(|()| Samples::default());
-            own.push(row.2);
-            yardstick.push(aim);
-            lower(row.0, row.1, 1.0, &own, what, &yardstick)
-        };
         let (ticks, switches, start) = (cpu_ticks(process)?, switches(process)?, Instant::now());
         std::thread::sleep(IDLE);
         let elapsed = start.elapsed().as_secs_f64();
@@ -216,9 +219,9 @@ impl Service {
         #[expect(clippy::cast_precision_loss, reason = "small figures")]
         let resident = resident_kibibytes(process)? as f64 / 1024.0;
         Ok(vec![
-            figure(("daemon/memory-500", "MiB", resident), "aim", 50.0),
-            figure(("daemon/idle-500", "% core", ticks / hertz / elapsed * 100.0), "aim", 2.0),
-            figure(("daemon/wake-ups-500", "1/s", switches / elapsed), "aim", 100.0),
+            single("daemon/memory-500", resident)?,
+            single("daemon/idle-500", ticks / hertz / elapsed * 100.0)?,
+            single("daemon/wake-ups-500", switches / elapsed)?,
         ])
     }
 }

@@ -56,6 +56,17 @@ functions! {
     cuMemFreeHost(address: *mut c_void);
     cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
     cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
+    cuCtxGetLimit(value: *mut usize, limit: c_uint);
+    cuCtxGetCurrent(context: *mut u64);
+    cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int);
+    cuStreamCreate(stream: *mut u64, flags: c_uint);
+    cuStreamDestroy_v2(stream: u64);
+    cuStreamQuery(stream: u64);
+    cuStreamSynchronize(stream: u64);
+    cuEventCreate(event: *mut u64, flags: c_uint);
+    cuEventDestroy_v2(event: u64);
+    cuEventRecord(event: u64, stream: u64);
+    cuEventSynchronize(event: u64);
 }
 
 /// A kernel, ready to launch.
@@ -118,19 +129,37 @@ impl Cuda {
         self.cuModuleUnload(module)
     }
 
-    /// A kernel of a module.
+    /// A kernel of a new module.
     pub(crate) fn kernel(&self, image: &CStr, name: &CStr) -> Result<Kernel> {
+        self.kernel_of(self.load_image(image)?, name)
+    }
+
+    /// A kernel of a module.
+    pub(crate) fn kernel_of(&self, module: u64, name: &CStr) -> Result<Kernel> {
         let mut function = 0;
-        self.cuModuleGetFunction(&raw mut function, self.load_image(image)?, name.as_ptr())?;
+        self.cuModuleGetFunction(&raw mut function, module, name.as_ptr())?;
         Ok(Kernel(function))
     }
 
-    /// Launches one block with these parameters, one 64-bit word each.
-    pub(crate) fn launch(&self, kernel: Kernel, parameters: &mut [u64; 3]) -> Result<()> {
-        let [a, b, c] = parameters;
-        let mut pointers: [*mut c_void; 3] =
-            [(&raw mut *a).cast(), (&raw mut *b).cast(), (&raw mut *c).cast()];
-        self.cuLaunchKernel(kernel.0, 1, 1, 1, 32, 1, 1, 0, 0, pointers.as_mut_ptr(), core::ptr::null_mut())
+    /// Launches one block with these parameters on the default stream.
+    pub(crate) fn launch<P, const NUMBER: usize>(
+        &self,
+        kernel: Kernel,
+        parameters: &mut [P; NUMBER],
+    ) -> Result<()> {
+        self.launch_on(0, kernel, parameters)
+    }
+
+    /// As [`Self::launch`], on a stream.
+    pub(crate) fn launch_on<P, const NUMBER: usize>(
+        &self,
+        stream: u64,
+        kernel: Kernel,
+        parameters: &mut [P; NUMBER],
+    ) -> Result<()> {
+        let mut pointers = parameters.each_mut().map(|parameter| (&raw mut *parameter).cast());
+        let none = core::ptr::null_mut();
+        self.cuLaunchKernel(kernel.0, 1, 1, 1, 32, 1, 1, 0, stream, pointers.as_mut_ptr(), none)
     }
 
     /// As [`Self::launch`], on the same stream, by the function's name for programs with a default stream for each thread.
@@ -139,6 +168,64 @@ impl Cuda {
         let mut pointers = parameters.each_mut().map(|parameter| (&raw mut *parameter).cast());
         let (kernel, none) = (kernel.0, core::ptr::null_mut());
         self.cuLaunchKernel_ptsz(kernel, 1, 1, 1, 32, 1, 1, 0, LEGACY_STREAM, pointers.as_mut_ptr(), none)
+    }
+
+    /// A call that a helper thread of the worker answers.
+    pub(crate) fn stack_limit(&self) -> Result<usize> {
+        let mut value = 0;
+        self.cuCtxGetLimit(&raw mut value, 0)?;
+        Ok(value)
+    }
+
+    pub(crate) fn current_context(&self) -> Result<u64> {
+        let mut context = 0;
+        self.cuCtxGetCurrent(&raw mut context)?;
+        Ok(context)
+    }
+
+    /// The number of threads in a warp.
+    pub(crate) fn warp_size(&self) -> Result<c_int> {
+        const WARP_SIZE: c_uint = 10;
+        let mut value = 0;
+        self.cuDeviceGetAttribute(&raw mut value, WARP_SIZE, 0)?;
+        Ok(value)
+    }
+
+    pub(crate) fn stream(&self) -> Result<u64> {
+        const NON_BLOCKING: c_uint = 1;
+        let mut stream = 0;
+        self.cuStreamCreate(&raw mut stream, NON_BLOCKING)?;
+        Ok(stream)
+    }
+
+    pub(crate) fn destroy_stream(&self, stream: u64) -> Result<()> {
+        self.cuStreamDestroy_v2(stream)
+    }
+
+    /// Fails unless the stream's work is complete.
+    pub(crate) fn query_stream(&self, stream: u64) -> Result<()> {
+        self.cuStreamQuery(stream)
+    }
+
+    pub(crate) fn synchronise_stream(&self, stream: u64) -> Result<()> {
+        self.cuStreamSynchronize(stream)
+    }
+
+    pub(crate) fn event(&self) -> Result<u64> {
+        const WITHOUT_TIME: c_uint = 2;
+        let mut event = 0;
+        self.cuEventCreate(&raw mut event, WITHOUT_TIME)?;
+        Ok(event)
+    }
+
+    pub(crate) fn destroy_event(&self, event: u64) -> Result<()> {
+        self.cuEventDestroy_v2(event)
+    }
+
+    /// Records an event behind the work of a stream, and waits for it.
+    pub(crate) fn synchronise_event(&self, event: u64, stream: u64) -> Result<()> {
+        self.cuEventRecord(event, stream)?;
+        self.cuEventSynchronize(event)
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {

@@ -3,14 +3,14 @@
 //! The guest's program is the same as without a machine, on the same driver that does nothing. Both are started in turns, so that
 //! other load of the host hits both. One way is measured alone by a part of a name like `vm/vsock`.
 
-use crate::Row;
+use crate::measure::spread;
 use anyhow::{Context as _, Result, ensure};
-use sluice_kit::figures::quantile;
 use sluice_tests::{
     debian::{Kernel, Series},
     host::Host,
     image::Image,
     paths::Binaries,
+    performance::{Measured, Yardstick},
     process, virtual_socket,
     vm::{Gpu, Guest, GuestCommand, Machine},
     way::{Mode, Way},
@@ -30,7 +30,7 @@ const MEMORY_MIB: u32 = 2048;
 const SOCKET: &str = "vsock";
 
 /// The rows of every way that is available here.
-pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
+pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Measured>> {
     let (ways, rows): (Vec<String>, Vec<String>) =
         filter.iter().cloned().partition(|part| part.starts_with("vm/"));
     let wanted = |name: &str| {
@@ -57,7 +57,7 @@ pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> 
 }
 
 /// The rows of a way through a graphics device.
-fn by_graphics(way: &Way, binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
+fn by_graphics(way: &Way, binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Measured>> {
     let environment: Vec<_> = way.environment().into_iter().collect();
     let host = host(binaries, &environment)?;
     let name = way.mode.name();
@@ -68,7 +68,7 @@ fn by_graphics(way: &Way, binaries: &Binaries, me: &Path, filter: &[String]) -> 
 }
 
 /// The rows of the way through a virtual socket.
-fn by_socket(device: &Path, binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
+fn by_socket(device: &Path, binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Measured>> {
     let host = host(binaries, &[])?;
     let uds = host.socket().with_file_name("vm-1.vsock");
     let socket = host.socket().with_file_name("vm-1.vsock.vhost");
@@ -99,7 +99,7 @@ fn of(
     binaries: &Binaries,
     me: &Path,
     filter: &[String],
-) -> Result<Vec<Row>> {
+) -> Result<Vec<Measured>> {
     let mut image = Image::with_sluice(kernel, binaries, &[])?;
     image.program(me, "usr/local/bin/sluice-bench")?;
     let guest = Guest::boot(machine, kernel, &image)
@@ -114,7 +114,7 @@ fn of(
     inside.first().into_iter().flatten().map(|row| compare(way, row, &inside, &outside)).collect()
 }
 
-fn in_machine(guest: &Guest, filter: &[String]) -> Result<Vec<Row>> {
+fn in_machine(guest: &Guest, filter: &[String]) -> Result<Vec<Measured>> {
     const FILE: &str = "/tmp/rows";
     let mut words = vec!["sluice-bench", "client", FILE];
     words.extend(filter.iter().map(String::as_str));
@@ -123,21 +123,39 @@ fn in_machine(guest: &Guest, filter: &[String]) -> Result<Vec<Row>> {
     serde_json::from_str(&text).with_context(|| format!("the guest's rows:\n{text}"))
 }
 
-/// A row of a machine: medians of the rounds.
-fn compare(way: &str, row: &Row, inside: &[Vec<Row>], outside: &[Vec<Row>]) -> Result<Row> {
-    let of = |turns: &[Vec<Row>], figure: fn(&Row) -> f64| {
-        let same = turns.iter().flatten().filter(|other| other.name == row.name);
-        let figures: Vec<f64> = same.map(figure).collect();
-        quantile(&figures, 0.5).with_context(|| format!("no {} was measured", row.name))
+/// A row of a machine: medians of the rounds, against the same row without a machine.
+fn compare(
+    way: &str,
+    row: &Measured,
+    inside: &[Vec<Measured>],
+    outside: &[Vec<Measured>],
+) -> Result<Measured> {
+    let of = |turns: &[Vec<Measured>]| -> Result<Vec<Measured>> {
+        let same = |rows: &Vec<Measured>| rows.iter().find(|other| other.name == row.name).cloned();
+        turns.iter().map(|rows| same(rows).with_context(|| format!("no {} was measured", row.name))).collect()
     };
-    let (value, baseline_value) = (of(inside, |row| row.value)?, of(outside, |row| row.value)?);
-    Ok(Row {
+    let (inside, outside) = (of(inside)?, of(outside)?);
+    let median = |rows: &[Measured], figure: fn(&Measured) -> f64| {
+        let [median, ..] = spread(&rows.iter().map(figure).collect::<Vec<_>>());
+        median
+    };
+    let ratios: Vec<f64> = inside.iter().zip(&outside).map(|(one, other)| one.value / other.value).collect();
+    let [ratio, ratio_low, ratio_high] = spread(&ratios);
+    let yardstick = Yardstick {
+        name: "without a VM".to_owned(),
+        value: median(&outside, |row| row.value),
+        p99: median(&outside, |row| row.p99),
+        p999: median(&outside, |row| row.p999),
+        ratio,
+        ratio_low,
+        ratio_high,
+    };
+    Ok(Measured {
         name: format!("vm/{way}/{}", row.name),
-        value,
-        p99: of(inside, |row| row.p99)?,
-        baseline: "without a VM".to_owned(),
-        baseline_value,
-        ratio: value / baseline_value,
-        ..row.clone()
+        unit: row.unit.clone(),
+        value: median(&inside, |row| row.value),
+        p99: median(&inside, |row| row.p99),
+        p999: median(&inside, |row| row.p999),
+        yardstick: Some(yardstick),
     })
 }

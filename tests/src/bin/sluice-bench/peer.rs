@@ -1,10 +1,13 @@
-//! The other process of the yardsticks: answers over shared memory, over TCP, or by eventfd.
+//! The other process of the yardsticks: answers over shared memory, over TCP, or by eventfd, or takes records from a ring. Those that
+//! poll are stopped while they are not measured.
 
+use crate::measure::Samples;
 use anyhow::{Context as _, Result, bail};
 use rustix::{
     event::{EventfdFlags, eventfd},
     fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
     fs::{MemfdFlags, ftruncate, memfd_create},
+    process::{Pid, Signal, kill_process},
 };
 use sluice_protocol::shared::Shared as _;
 use sluice_shared_memory::{Mapping, Run, mapping::Words};
@@ -13,6 +16,7 @@ use std::{
     net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     sync::atomic::Ordering,
+    time::{Duration, Instant},
 };
 
 /// Offsets of the request and answer words, each in its own cache line.
@@ -21,16 +25,37 @@ const ANSWER: usize = 64;
 /// The request that ends the peer.
 const END: u32 = u32::MAX;
 
-/// A page shared with a peer that answers by polling.
-pub(crate) struct PingPong {
+/// Offset of the first record of the ring. The request counts its records, the answer those that were taken.
+const RECORDS: usize = 128;
+/// Bytes of a record, as those of a launch with few parameters.
+const RECORD: usize = 128;
+/// Number of records in the ring.
+const CAPACITY: u32 = 256;
+/// Bytes of the shared memory.
+const SHARED: usize = RECORDS + RECORD * CAPACITY as usize;
+
+/// Memory shared with a peer that polls. The peer is stopped, except in [`Polling::awake`].
+struct Polling {
     _mapping: Mapping,
     words: Words,
-    next: u32,
     peer: Child,
 }
 
+/// A peer that answers each request.
+pub(crate) struct PingPong {
+    shared: Polling,
+    next: u32,
+}
+
+/// A peer that takes records from a ring.
+pub(crate) struct Ring {
+    shared: Polling,
+    posted: u32,
+}
+
 fn map(file: BorrowedFd<'_>) -> Result<Mapping> {
-    Ok(Mapping::scattered(0, 4096, [(file, Run { offset: 0, bytes: 4096 })])?)
+    let bytes = SHARED.next_multiple_of(4096);
+    Ok(Mapping::scattered(0, bytes as u64, [(file, Run { offset: 0, bytes: bytes as u64 })])?)
 }
 
 /// Starts this program again; the descriptors in `keep` stay open in it.
@@ -47,32 +72,103 @@ fn start(arguments: &[String], keep: &[&OwnedFd]) -> Result<Child> {
     Ok(child)
 }
 
-impl PingPong {
-    pub(crate) fn start() -> Result<PingPong> {
-        let file = memfd_create("ping-pong", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, 4096)?;
+impl Polling {
+    fn start(kind: &str) -> Result<Polling> {
+        let file = memfd_create(kind, MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, SHARED.next_multiple_of(4096) as u64)?;
         let mapping = map(file.as_fd())?;
         let words = mapping.words();
-        let peer = start(&["memory".into(), file.as_raw_fd().to_string()], &[&file])?;
-        Ok(PingPong { _mapping: mapping, words, next: 0, peer })
+        let peer = start(&[kind.into(), file.as_raw_fd().to_string()], &[&file])?;
+        let shared = Polling { _mapping: mapping, words, peer };
+        shared.signal(Signal::STOP)?;
+        Ok(shared)
     }
 
-    /// One request and its answer, both sides polling.
-    pub(crate) fn turn(&mut self) {
-        self.next += 1;
-        self.words.store_u32(REQUEST, self.next, Ordering::Release);
-        while self.words.load_u32(ANSWER, Ordering::Acquire) != self.next {
-            std::hint::spin_loop();
-        }
+    fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.peer), signal)?)
+    }
+
+    /// Lets the peer run until `body` returns.
+    fn awake(&self, body: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.signal(Signal::CONT)?;
+        body()?;
+        self.signal(Signal::STOP)
     }
 }
 
-impl Drop for PingPong {
+impl Drop for Polling {
     fn drop(&mut self) {
         self.words.store_u32(REQUEST, END, Ordering::Release);
+        // A peer that has ended needs no signal.
+        let _ = self.signal(Signal::CONT);
         // It ends by itself; its last answer is not needed.
         let _ = self.peer.wait();
     }
+}
+
+impl PingPong {
+    pub(crate) fn start() -> Result<PingPong> {
+        Ok(PingPong { shared: Polling::start("memory")?, next: 0 })
+    }
+
+    /// Adds the times of requests with their answers, both sides polling. The first ones find the peer asleep and do not count.
+    pub(crate) fn turns(&mut self, samples: &mut Samples, times: usize) -> Result<()> {
+        const FIRST: usize = 500;
+        let Self { shared, next } = self;
+        let turn = || {
+            *next += 1;
+            shared.words.store_u32(REQUEST, *next, Ordering::Release);
+            while shared.words.load_u32(ANSWER, Ordering::Acquire) != *next {
+                std::hint::spin_loop();
+            }
+            Ok(())
+        };
+        shared.awake(|| {
+            let mut turn = turn;
+            (0..FIRST).try_for_each(|_| turn())?;
+            samples.time(times, turn)
+        })
+    }
+}
+
+impl Ring {
+    pub(crate) fn start() -> Result<Ring> {
+        Ok(Ring { shared: Polling::start("ring")?, posted: 0 })
+    }
+
+    /// The time to post records until the last one is taken.
+    pub(crate) fn post(&mut self, records: u32) -> Result<Duration> {
+        let mut elapsed = Duration::ZERO;
+        let Self { shared, posted } = self;
+        shared.awake(|| {
+            let record = [7; RECORD];
+            let taken = || shared.words.load_u32(ANSWER, Ordering::Acquire);
+            // The peer runs when it has taken one.
+            for number in [1, records] {
+                let (start, mut known) = (Instant::now(), taken());
+                for _ in 0..number {
+                    while posted.wrapping_sub(known) == CAPACITY {
+                        known = taken();
+                        std::hint::spin_loop();
+                    }
+                    shared.words.write(slot(*posted), &record);
+                    *posted = posted.wrapping_add(1);
+                    shared.words.store_u32(REQUEST, *posted, Ordering::Release);
+                }
+                while taken() != *posted {
+                    std::hint::spin_loop();
+                }
+                elapsed = start.elapsed();
+            }
+            Ok(())
+        })?;
+        Ok(elapsed)
+    }
+}
+
+/// Offset of a record by its number.
+fn slot(number: u32) -> usize {
+    RECORDS + (number % CAPACITY) as usize * RECORD
 }
 
 /// A TCP connection over loopback to a peer that echoes requests.
@@ -162,6 +258,25 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
                 if request != last {
                     last = request;
                     words.store_u32(ANSWER, request, Ordering::Release);
+                }
+                std::hint::spin_loop();
+            }
+        }
+        "ring" => {
+            let file = inherited(number(1)?);
+            let mapping = map(file.as_fd())?;
+            let words = mapping.words();
+            let (mut taken, mut record) = (0u32, [0; RECORD]);
+            loop {
+                let posted = words.load_u32(REQUEST, Ordering::Acquire);
+                if posted == END {
+                    return Ok(());
+                }
+                while taken != posted {
+                    words.read(slot(taken), &mut record);
+                    std::hint::black_box(&record);
+                    taken = taken.wrapping_add(1);
+                    words.store_u32(ANSWER, taken, Ordering::Release);
                 }
                 std::hint::spin_loop();
             }

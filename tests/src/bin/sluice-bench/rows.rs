@@ -1,48 +1,64 @@
-//! The measured rows, one by one.
+//! The rows of calls, launches, copies and wake-ups, one by one.
 
 use crate::{
-    Row,
-    cuda::{Cuda, Kernel, Pinned},
-    measure::{Samples, higher, lower},
-    peer::{Eventfds, PingPong, Tcp},
+    cuda::{Cuda, Pinned},
+    gaps,
+    measure::{Rounds, Samples, nanoseconds},
+    peer::{Eventfds, PingPong, Ring, Tcp},
+    threads, waits,
 };
 use anyhow::{Context as _, Result, ensure};
-use std::{
-    process::{Command, Stdio},
-    time::{Duration, Instant},
-};
+use sluice_tests::performance::Measured;
+use std::time::{Duration, Instant};
 
 /// Number of rounds of row and yardstick.
 const ROUNDS: usize = 15;
 /// Number of launches in one round of a rate.
 const LAUNCHES: u32 = 20_000;
 
-/// The kernel of the launch rows: three 64-bit parameters. The null driver ignores the code; the software GPU's driver must
-/// accept it.
-const IMAGE: &core::ffi::CStr = c".version 7.0\n.target sm_70\n.address_size 64\n\
-    .visible .entry bench(.param .u64 a, .param .u64 b, .param .u64 c)\n{\n ret;\n}\n";
+/// The kernel of the launch rows: three 64-bit parameters. The null driver ignores the code and takes the number of parameters from
+/// the name; the software GPU's driver must accept it.
+pub(crate) const IMAGE: &core::ffi::CStr = c".version 7.0\n.target sm_70\n.address_size 64\n\
+    .visible .entry bench_p3(.param .u64 a, .param .u64 b, .param .u64 c)\n{\n ret;\n}\n";
+/// Its name.
+pub(crate) const KERNEL: &core::ffi::CStr = c"bench_p3";
+/// Number of 64-bit words in the largest parameter: 4 KiB.
+const MANY: usize = 512;
+
+/// True if a row is asked for.
+pub(crate) fn is_wanted(filter: &[String], name: &str) -> bool {
+    filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()))
+}
 
 /// Every row whose name contains one of `filter`, or all.
-pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Row>> {
-    let wanted = |name: &str| filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()));
+pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Measured>> {
+    type Measure = fn(&Cuda, &str) -> Result<Measured>;
+    const SINGLE: [(&str, Measure); 12] = [
+        ("call/sync", call_sync),
+        ("call/vs-tcp", call_sync_vs_tcp),
+        ("call/helper", call_helper),
+        ("call/post-launch", launch_cost),
+        ("call/launch-4KiB", large_launch),
+        ("call/post-rate", launch_rate),
+        ("call/cached/device-attribute", cached),
+        ("call/cached/context", cached),
+        ("call/cached/function", cached),
+        ("call/stream-query", stream_query),
+        ("module/load", module_load),
+        ("doorbell/idle", doorbell_idle),
+    ];
+    let wanted = |name: &str| is_wanted(filter, name);
     let cuda = Cuda::load()?;
     cuda.initialise()?;
     cuda.use_device()?;
     let mut rows = Vec::new();
-    if wanted("call/sync") {
-        rows.push(call_sync(&cuda)?);
+    for (name, measure) in SINGLE {
+        if wanted(name) {
+            rows.push(measure(&cuda, name)?);
+        }
     }
-    if wanted("call/vs-tcp") {
-        rows.push(call_sync_vs_tcp(&cuda)?);
-    }
-    if wanted("call/post-launch") {
-        rows.push(launch_cost(&cuda)?);
-    }
-    if wanted("call/post-rate") {
-        rows.push(launch_rate(&cuda)?);
-    }
-    if wanted("module/load") {
-        rows.push(module_load(&cuda)?);
+    if wanted("wake/idle") {
+        rows.push(wake_idle(&cuda, "wake/idle")?);
     }
     for size in [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20] {
         for pinned in [false, true] {
@@ -55,15 +71,9 @@ pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Row>> {
             }
         }
     }
-    if wanted("doorbell/idle") {
-        rows.push(doorbell_idle(&cuda)?);
-    }
-    if wanted("wake/idle") {
-        rows.push(wake_idle(&cuda)?);
-    }
-    if wanted("session/start") {
-        rows.push(session_start()?);
-    }
+    rows.extend(gaps::measure_all(&cuda, filter)?);
+    rows.extend(threads::measure_all(&cuda, filter)?);
+    rows.extend(waits::measure_all(&cuda, filter)?);
     Ok(rows)
 }
 
@@ -75,103 +85,159 @@ fn text(bytes: usize) -> String {
     }
 }
 
-fn call_sync(cuda: &Cuda) -> Result<Row> {
+/// Calls, against a ping-pong of two processes. In the first calls of a round the other side is asleep or on another processor.
+fn against_ping_pong(name: &str, times: usize, call: impl Fn() -> Result<()>) -> Result<Measured> {
     let mut peer = PingPong::start()?;
-    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
-    for round in 0..ROUNDS {
-        // In the first calls of a round the other side is asleep or on another processor.
-        (0..500).try_for_each(|_| cuda.memory_info().map(drop))?;
-        own.time(2000, || assert!(cuda.memory_info().is_ok(), "call failed in round {round}"));
-        (0..500).for_each(|_| peer.turn());
-        yardstick.time(2000, || peer.turn());
-    }
-    Ok(lower("call/sync", "us", 1e-3, &own, "ping-pong", &yardstick))
+    let own = |samples: &mut Samples| {
+        (0..500).try_for_each(|_| call())?;
+        samples.time(times, &call)
+    };
+    Rounds::take(ROUNDS, own, |samples| peer.turns(samples, times))?.row(name)
 }
 
-fn call_sync_vs_tcp(cuda: &Cuda) -> Result<Row> {
+fn call_sync(cuda: &Cuda, name: &str) -> Result<Measured> {
+    against_ping_pong(name, 2000, || cuda.memory_info().map(drop))
+}
+
+fn call_sync_vs_tcp(cuda: &Cuda, name: &str) -> Result<Measured> {
     let mut peer = Tcp::start()?;
-    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
-    for _ in 0..ROUNDS {
+    let own = |samples: &mut Samples| {
         (0..500).try_for_each(|_| cuda.memory_info().map(drop))?;
-        own.time(1000, || assert!(cuda.memory_info().is_ok(), "call failed"));
+        samples.time(1000, || cuda.memory_info().map(drop))
+    };
+    let yardstick = |samples: &mut Samples| {
         (0..100).try_for_each(|_| peer.turn())?;
-        yardstick.time(1000, || assert!(peer.turn().is_ok(), "the TCP peer is gone"));
-    }
-    Ok(lower("call/vs-tcp", "us", 1e-3, &own, "TCP loopback", &yardstick))
+        samples.time(1000, || peer.turn())
+    };
+    Rounds::take(ROUNDS, own, yardstick)?.row(name)
 }
 
-/// The caller's cost of a launch, a few at a time so that the queue never fills.
-fn launch_cost(cuda: &Cuda) -> Result<Row> {
-    let kernel = cuda.kernel(IMAGE, c"bench")?;
+fn call_helper(cuda: &Cuda, name: &str) -> Result<Measured> {
+    let peer = Eventfds::start()?;
+    let own = |samples: &mut Samples| {
+        cuda.stack_limit()?;
+        samples.time(200, || cuda.stack_limit().map(drop))
+    };
+    Rounds::take(ROUNDS, own, |samples| samples.time(200, || peer.turn()))?.row(name)
+}
+
+/// A query that the library answers.
+fn cached(cuda: &Cuda, name: &str) -> Result<Measured> {
+    /// Calls in a sample: one call is shorter than a reading of the clock.
+    const TOGETHER: u32 = 100;
+    let module = cuda.load_image(IMAGE)?;
+    let call = || match name {
+        "call/cached/device-attribute" => cuda.warp_size().map(drop),
+        "call/cached/context" => cuda.current_context().map(drop),
+        _ => cuda.kernel_of(module, KERNEL).map(drop),
+    };
+    call()?;
+    let own = |samples: &mut Samples| {
+        for _ in 0..50 {
+            let start = Instant::now();
+            (0..TOGETHER).try_for_each(|_| call())?;
+            samples.push(nanoseconds(start.elapsed()) / f64::from(TOGETHER));
+        }
+        Ok(())
+    };
+    let rounds = Rounds::alone(ROUNDS, own)?;
+    cuda.unload(module)?;
+    rounds.row(name)
+}
+
+fn stream_query(cuda: &Cuda, name: &str) -> Result<Measured> {
+    let stream = cuda.stream()?;
+    let row = against_ping_pong(name, 2000, || cuda.query_stream(stream))?;
+    cuda.destroy_stream(stream)?;
+    Ok(row)
+}
+
+/// The mean cost of a launch for the caller, 64 at a time so that the queue never fills.
+fn burst(cuda: &Cuda, samples: &mut Samples, launch: impl Fn() -> Result<()>) -> Result<()> {
+    const LAUNCHES: u32 = 64;
+    let start = Instant::now();
+    (0..LAUNCHES).try_for_each(|_| launch())?;
+    samples.push(nanoseconds(start.elapsed()) / f64::from(LAUNCHES));
+    cuda.synchronise()
+}
+
+fn launch_cost(cuda: &Cuda, name: &str) -> Result<Measured> {
+    let kernel = cuda.kernel(IMAGE, KERNEL)?;
     cuda.launch(kernel, &mut [1, 2, 3])?;
     cuda.synchronise()?;
-    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
     let mut peer = PingPong::start()?;
-    for _ in 0..ROUNDS {
-        for _ in 0..50 {
-            burst(cuda, kernel, 64, &mut own)?;
+    let own = |samples: &mut Samples| {
+        (0..50).try_for_each(|_| burst(cuda, samples, || cuda.launch(kernel, &mut [1, 2, 3])))
+    };
+    Rounds::take(ROUNDS, own, |samples| peer.turns(samples, 3200))?.row(name)
+}
+
+fn large_launch(cuda: &Cuda, name: &str) -> Result<Measured> {
+    // The null driver takes the size of the parameter from the name.
+    let kernel = cuda.kernel(IMAGE, c"large_b4096")?;
+    let (from, mut to) = (vec![7u8; MANY * 8], vec![0u8; MANY * 8]);
+    let own = |samples: &mut Samples| {
+        // The queue has room for a few.
+        for _ in 0..200 {
+            samples.time(4, || cuda.launch(kernel, &mut [[7u64; MANY]]))?;
             cuda.synchronise()?;
         }
-        let start = Instant::now();
-        (0..LAUNCHES).for_each(|_| peer.turn());
-        yardstick.push(start.elapsed().as_secs_f64() * 1e9 / f64::from(LAUNCHES));
-    }
-    Ok(lower("call/post-launch", "us", 1e-3, &own, "ping-pong", &yardstick))
+        Ok(())
+    };
+    let yardstick = |samples: &mut Samples| {
+        samples.time(800, || {
+            to.copy_from_slice(std::hint::black_box(&from));
+            std::hint::black_box(&to);
+            Ok(())
+        })
+    };
+    Rounds::take(ROUNDS, own, yardstick)?.row(name)
 }
 
 /// Launches per second, until the last is complete.
-fn launch_rate(cuda: &Cuda) -> Result<Row> {
-    let kernel = cuda.kernel(IMAGE, c"bench")?;
-    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
-    let mut peer = PingPong::start()?;
-    let rate = |start: Instant| f64::from(LAUNCHES) / start.elapsed().as_secs_f64();
-    for _ in 0..ROUNDS {
+fn launch_rate(cuda: &Cuda, name: &str) -> Result<Measured> {
+    let kernel = cuda.kernel(IMAGE, KERNEL)?;
+    let mut peer = Ring::start()?;
+    let rate = |elapsed: Duration| f64::from(LAUNCHES) / elapsed.as_secs_f64();
+    let own = |samples: &mut Samples| {
         cuda.synchronise()?;
         let start = Instant::now();
-        for _ in 0..LAUNCHES {
-            cuda.launch(kernel, &mut [1, 2, 3])?;
-        }
+        (0..LAUNCHES).try_for_each(|_| cuda.launch(kernel, &mut [1, 2, 3]))?;
         cuda.synchronise()?;
-        own.push(rate(start));
-        let start = Instant::now();
-        (0..LAUNCHES).for_each(|_| peer.turn());
-        yardstick.push(rate(start));
-    }
-    Ok(higher("call/post-rate", "1/s", &own, "ping-pong", &yardstick))
-}
-
-fn burst(cuda: &Cuda, kernel: Kernel, launches: u32, cost: &mut Samples) -> Result<()> {
-    let start = Instant::now();
-    for _ in 0..launches {
-        cuda.launch(kernel, &mut [1, 2, 3])?;
-    }
-    cost.push(start.elapsed().as_secs_f64() * 1e9 / f64::from(launches));
-    Ok(())
+        samples.push(rate(start.elapsed()));
+        Ok(())
+    };
+    let yardstick = |samples: &mut Samples| {
+        samples.push(rate(peer.post(LAUNCHES)?));
+        Ok(())
+    };
+    Rounds::take(ROUNDS, own, yardstick)?.row(name)
 }
 
 /// The time to load a module of 300 bytes, repeatedly; it is unloaded each time. A helper thread of the worker does both, so a
 /// wake-up of a thread is the yardstick.
-fn module_load(cuda: &Cuda) -> Result<Row> {
+fn module_load(cuda: &Cuda, name: &str) -> Result<Measured> {
     const LOADS: usize = 200;
-    let image = [IMAGE.to_bytes(), b"// ", &[b'-'; 175], b"\0"].concat();
-    ensure!(image.len() == 300, "{} bytes", image.len());
+    let mut image = IMAGE.to_bytes().to_vec();
+    image.extend(b"// ");
+    image.resize(299, b'-');
+    image.push(0);
     let image = core::ffi::CStr::from_bytes_with_nul(&image)?;
+    // The first loads open files and allocate memory of the driver.
+    (0..LOADS).try_for_each(|_| cuda.unload(cuda.load_image(image)?))?;
     let peer = Eventfds::start()?;
-    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
-    for round in 0..=ROUNDS {
+    let own = |samples: &mut Samples| {
         for _ in 0..LOADS {
-            let start = Instant::now();
-            let module = cuda.load_image(image)?;
-            let elapsed = start.elapsed();
+            let mut module = 0;
+            samples.time(1, || {
+                module = cuda.load_image(image)?;
+                Ok(())
+            })?;
             cuda.unload(module)?;
-            // The first loads open files and allocate memory of the driver.
-            if round > 0 {
-                own.push(elapsed.as_secs_f64() * 1e9);
-            }
         }
-        yardstick.time(LOADS, || assert!(peer.turn().is_ok(), "the peer is gone"));
-    }
-    Ok(lower("module/load", "us", 1e-3, &own, "eventfd wake", &yardstick))
+        Ok(())
+    };
+    Rounds::take(ROUNDS, own, |samples| samples.time(LOADS, || peer.turn()))?.row(name)
 }
 
 /// Fills with bytes that no page deduplication or zero detection can shorten.
@@ -200,7 +266,7 @@ impl Host<'_> {
     }
 }
 
-fn copies(cuda: &Cuda, size: usize, pinned: bool, names: &[String; 2]) -> Result<Vec<Row>> {
+fn copies(cuda: &Cuda, size: usize, pinned: bool, names: &[String; 2]) -> Result<Vec<Measured>> {
     let device = cuda.allocate(size)?;
     let mut host = if pinned { Host::Pinned(cuda.pin(size)?) } else { Host::Pageable(vec![0; size]) };
     fill(host.bytes(), size as u64);
@@ -208,77 +274,62 @@ fn copies(cuda: &Cuda, size: usize, pinned: bool, names: &[String; 2]) -> Result
     let mut other = vec![1; size];
     // Small copies are repeated within a sample, large ones are few.
     let times = ((4 << 20) / size).clamp(1, 500);
-    let [mut inwards, mut outwards, mut memcpy] = [(); 3].map(|()| Samples::default());
-    let rounds = if size > 64 << 20 { 5 } else { ROUNDS };
-    for _ in 0..rounds {
-        inwards.time(times, || assert!(cuda.copy_in(device, host.bytes()).is_ok(), "copy failed"));
-        memcpy.time(times, || other.copy_from_slice(std::hint::black_box(&original)));
-        outwards.time(times, || assert!(cuda.copy_out(host.bytes(), device).is_ok(), "copy failed"));
-        memcpy.time(times, || other.copy_from_slice(std::hint::black_box(&original)));
-    }
+    let mut memcpy = |samples: &mut Samples| {
+        samples.time(times, || {
+            other.copy_from_slice(std::hint::black_box(&original));
+            std::hint::black_box(&other);
+            Ok(())
+        })
+    };
+    let number = if size > 64 << 20 { 5 } else { ROUNDS };
+    let inwards = Rounds::take(
+        number,
+        |samples| samples.time(times, || cuda.copy_in(device, host.bytes())),
+        &mut memcpy,
+    )?;
+    let outwards = Rounds::take(
+        number,
+        |samples| samples.time(times, || cuda.copy_out(host.bytes(), device)),
+        &mut memcpy,
+    )?;
     ensure!(host.bytes() == original, "{size} bytes came back changed");
     drop(host);
     cuda.free(device)?;
-    let row = |name: &str, own: &Samples| {
-        if size < 16 << 20 {
-            return lower(name, "us", 1e-3, own, "memcpy", &memcpy);
-        }
-        let rate = |samples: &Samples| samples.rates(size);
-        higher(name, "GB/s", &rate(own), "memcpy", &rate(&memcpy))
+    let row = |name: &str, rounds: &Rounds| match size < 16 << 20 {
+        true => rounds.row(name),
+        false => rounds.map(|samples| samples.rates(size)).row(name),
     };
-    Ok(vec![row(&names[0], &inwards), row(&names[1], &outwards)])
+    Ok(vec![row(&names[0], &inwards)?, row(&names[1], &outwards)?])
+}
+
+/// Pause after which a worker sleeps.
+const IDLE: Duration = Duration::from_millis(20);
+
+/// Single samples, each after a pause, and a process woken by eventfd after the same pause.
+fn after_pauses(name: &str, mut own: impl FnMut() -> Result<()>) -> Result<Measured> {
+    let peer = Eventfds::start()?;
+    let pauses = |samples: &mut Samples, body: &mut dyn FnMut() -> Result<()>| {
+        for _ in 0..6 {
+            std::thread::sleep(IDLE);
+            samples.time(1, &mut *body)?;
+        }
+        Ok(())
+    };
+    Rounds::take(ROUNDS, |samples| pauses(samples, &mut own), |samples| pauses(samples, &mut || peer.turn()))?
+        .row(name)
 }
 
 /// The caller's cost of a launch for a sleeping worker: it rings the doorbell and does not wait.
-fn doorbell_idle(cuda: &Cuda) -> Result<Row> {
-    let kernel = cuda.kernel(IMAGE, c"bench")?;
-    let peer = Eventfds::start()?;
-    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
-    for _ in 0..ROUNDS * 6 {
-        cuda.synchronise()?;
-        std::thread::sleep(Duration::from_millis(20));
-        own.time(1, || assert!(cuda.launch(kernel, &mut [1, 2, 3]).is_ok(), "launch failed"));
-        std::thread::sleep(Duration::from_millis(20));
-        yardstick.time(1, || assert!(peer.turn().is_ok(), "the peer is gone"));
-    }
+fn doorbell_idle(cuda: &Cuda, name: &str) -> Result<Measured> {
+    let kernel = cuda.kernel(IMAGE, KERNEL)?;
+    let row = after_pauses(name, || cuda.launch(kernel, &mut [1, 2, 3]))?;
     cuda.synchronise()?;
-    Ok(lower("doorbell/idle", "us", 1e-3, &own, "eventfd wake", &yardstick))
+    Ok(row)
 }
 
 /// A call to a sleeping worker, against a process woken by eventfd.
-fn wake_idle(cuda: &Cuda) -> Result<Row> {
-    let peer = Eventfds::start()?;
-    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
-    for _ in 0..ROUNDS * 6 {
-        std::thread::sleep(Duration::from_millis(20));
-        own.time(1, || assert!(cuda.memory_info().is_ok(), "call failed"));
-        std::thread::sleep(Duration::from_millis(20));
-        yardstick.time(1, || assert!(peer.turn().is_ok(), "the peer is gone"));
-    }
-    Ok(lower("wake/idle", "us", 1e-3, &own, "eventfd wake", &yardstick))
-}
-
-/// The time of `cuInit` in a new process until it has a session, against the start of a process that does nothing.
-fn session_start() -> Result<Row> {
-    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
-    for _ in 0..ROUNDS {
-        let output = Command::new(std::env::current_exe()?).arg("start").stderr(Stdio::inherit()).output()?;
-        ensure!(output.status.success(), "a new process could not start a session: {}", output.status);
-        own.push(String::from_utf8_lossy(&output.stdout).trim().parse().context("nanoseconds")?);
-        yardstick.time(1, || {
-            assert!(Command::new("true").status().is_ok_and(|status| status.success()), "cannot start true")
-        });
-    }
-    Ok(lower("session/start", "ms", 1e-6, &own, "process start", &yardstick))
-}
-
-/// The measured process of `session/start`.
-pub(crate) fn print_session_start() -> Result<()> {
-    let cuda = Cuda::load()?;
-    let start = Instant::now();
-    cuda.initialise()?;
-    println!("{}", start.elapsed().as_nanos());
-    Ok(())
+fn wake_idle(cuda: &Cuda, name: &str) -> Result<Measured> {
+    after_pauses(name, || cuda.memory_info().map(drop))
 }
 
 /// The process whose launches a test counts: `cuLaunchKernel` is called so often, when all that a first launch needs is there. It ends

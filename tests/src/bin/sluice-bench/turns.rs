@@ -3,7 +3,7 @@
 //!
 //! A request is a line on standard input, the answer a line of JSON with the samples in nanoseconds.
 
-use crate::{cuda::Cuda, measure::Samples};
+use crate::{cuda::Cuda, measure::nanoseconds};
 use anyhow::{Context as _, Result, bail};
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -27,6 +27,11 @@ impl Client {
         let mut client = Self { child, input, output };
         client.ask("start 0 0")?;
         Ok(client)
+    }
+
+    /// Process id of the client.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Requests a measurement.
@@ -64,6 +69,7 @@ pub(crate) fn serve() -> Result<()> {
             "end" => return Ok(()),
             "memory" => memory(&cuda, size, times)?,
             "calls" => vec![calls(&cuda, Duration::from_millis(size as u64), times)?],
+            "paced" => vec![paced(&cuda, size, Duration::from_micros(times as u64))?],
             other => bail!("no such measurement: {other}"),
         };
         println!("{}", serde_json::to_string(&samples)?);
@@ -81,12 +87,12 @@ fn memory(cuda: &Cuda, size: usize, times: usize) -> Result<Vec<Vec<f64>>> {
         for _ in 0..together {
             let start = Instant::now();
             all.push(cuda.allocate(size)?);
-            allocate.push(start.elapsed().as_secs_f64() * 1e9);
+            allocate.push(nanoseconds(start.elapsed()));
         }
         for address in all {
             let start = Instant::now();
             cuda.free(address)?;
-            free.push(start.elapsed().as_secs_f64() * 1e9);
+            free.push(nanoseconds(start.elapsed()));
         }
     }
     Ok(vec![allocate, free])
@@ -100,12 +106,21 @@ fn calls(cuda: &Cuda, long: Duration, together: usize) -> Result<Vec<f64>> {
         let start = Instant::now();
         (0..together).try_for_each(|_| cuda.memory_info().map(drop))?;
         #[expect(clippy::cast_precision_loss, reason = "a mean")]
-        samples.push(start.elapsed().as_secs_f64() * 1e9 / together as f64);
+        samples.push(nanoseconds(start.elapsed()) / together as f64);
     }
     Ok(samples)
 }
 
-/// Merges lists of samples.
-pub(crate) fn gather(into: &mut Samples, samples: Vec<f64>) {
-    samples.into_iter().for_each(|sample| into.push(sample));
+/// The times of so many calls to the worker, one in each period.
+fn paced(cuda: &Cuda, number: usize, period: Duration) -> Result<Vec<f64>> {
+    let mut samples = Vec::new();
+    let mut next = Instant::now();
+    for _ in 0..number {
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        next += period;
+        let start = Instant::now();
+        cuda.memory_info()?;
+        samples.push(nanoseconds(start.elapsed()));
+    }
+    Ok(samples)
 }

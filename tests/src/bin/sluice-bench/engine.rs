@@ -1,0 +1,47 @@
+//! Kernels on the software GPU's engine, as machine code and interpreted, in turns. Its own program measures them.
+
+use crate::{
+    measure::{Rounds, Samples},
+    rows::is_wanted,
+};
+use anyhow::{Context as _, Result, ensure};
+use sluice_tests::{paths::Binaries, performance::Measured};
+use std::{collections::BTreeMap, process::Command};
+
+const ROUNDS: usize = 3;
+/// The part of the rows' names before that of the kernel.
+const AREA: &str = "engine/";
+
+/// Every row whose name contains one of `filter`, or all. None is measured if the program, an example of its crate, is not built.
+pub(crate) fn measure_all(binaries: &Binaries, filter: &[String]) -> Result<Vec<Measured>> {
+    if !filter.is_empty() && !filter.iter().any(|part| part.starts_with(AREA)) {
+        return Ok(Vec::new());
+    }
+    let program = binaries.folder().join("examples/bench");
+    if !program.exists() {
+        eprintln!("not measured: {AREA} without `cargo build --release --workspace --example bench`");
+        return Ok(Vec::new());
+    }
+    let milliseconds = |machine_code: &str| -> Result<BTreeMap<String, f64>> {
+        let mut command = Command::new(&program);
+        let output = command.arg("--json").env("SLUICE_SOFTGPU_JIT", machine_code).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).context("the engine's figures")
+    };
+    let mut kernels: BTreeMap<String, Rounds> = BTreeMap::new();
+    for _ in 0..ROUNDS {
+        let interpreted = milliseconds("0")?;
+        for (kernel, own) in milliseconds("1")? {
+            let other = interpreted.get(&kernel).context("the same kernels")?;
+            let sides = [own, *other].map(|milliseconds| {
+                let mut samples = Samples::default();
+                samples.push(milliseconds * 1e6);
+                samples
+            });
+            let [own, other] = sides;
+            kernels.entry(kernel).or_default().push(own, other);
+        }
+    }
+    let rows = kernels.iter().map(|(kernel, rounds)| rounds.row(&format!("{AREA}{kernel}")));
+    Ok(rows.collect::<Result<Vec<_>>>()?.into_iter().filter(|row| is_wanted(filter, &row.name)).collect())
+}
