@@ -143,6 +143,10 @@ impl Stage {
         let mut command = tenants.command(NEIGHBOUR, &program, &["forever"]);
         let mut neighbour = Background::start_with("neighbour", &mut command, &log, Stdio::null())?;
         neighbour.wait_for_line("computing", TIMEOUT)?;
+        // The launcher keeps a process for the next device like this one, which takes descriptors, too.
+        let api = tenants.folder().join("run/api.sock");
+        management::make_vms(&api, &[(HOSTILE, vm.clone())])?;
+        Client::at(api).delete_vm(&HOSTILE.to_string())?;
         let serving = serving(&tenants)?;
         let others = serving.values().flatten().copied();
         let own = tenants.workers(NEIGHBOUR)?.into_iter().chain([tenants.device(NEIGHBOUR)?]);

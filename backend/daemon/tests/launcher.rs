@@ -27,22 +27,22 @@ use sluice_protocol::limits;
 use sluice_runtime::process::Identity;
 use sluice_shared_memory::socket;
 
-struct Launcher {
-    process: Child,
+pub(crate) struct Launcher {
+    pub(crate) process: Child,
     socket: OwnedFd,
     lifeline: Option<UnixStream>,
 }
 
-struct Started {
-    pid: u32,
+pub(crate) struct Started {
+    pub(crate) pid: u32,
     started: u64,
     socket: OwnedFd,
-    pidfd: OwnedFd,
+    pub(crate) pidfd: OwnedFd,
     cgroup_kill: Option<OwnedFd>,
 }
 
 impl Launcher {
-    fn start(place: &Place, supervised: bool, extra: &[&str]) -> Self {
+    pub(crate) fn start(place: &Place, supervised: bool, extra: &[&str]) -> Self {
         let (ours, theirs) = socket::pair().expect("a pair");
         let mut command = Command::new(launcher());
         command.arg("--device").arg(place.libexec().join("sluice-device"));
@@ -52,6 +52,9 @@ impl Launcher {
         command.arg("--socket-dir").arg(place.run()).args(["--vm-numbers", "1:2"]).args(extra);
         command.env("SECRET", "of the host").env("CUDA_FORCE_PTX_JIT", "1").env("SLUICE_LOG", "off");
         command.env("SLUICE_SOFTGPU_MEMORY", "1G").env_remove("RUST_BACKTRACE");
+        if extra.contains(&"--driver") {
+            command.envs([place.softgpu()]);
+        }
         if !rustix::process::geteuid().is_root() {
             // In its filter the launcher cannot be dumped, and its descriptors cannot be counted by an ordinary user.
             command.env("SLUICE_SECCOMP", "off");
@@ -66,7 +69,7 @@ impl Launcher {
         Self { process, socket: ours, lifeline }
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }
 
@@ -106,7 +109,7 @@ impl Launcher {
         }
     }
 
-    fn ask(&self, request: ToLauncher) -> Result<Started, Errno> {
+    pub(crate) fn ask(&self, request: ToLauncher) -> Result<Started, Errno> {
         socket::send(&self.socket, &request.encode(), &[]).expect("a launcher that listens");
         self.hear()
     }
@@ -116,11 +119,11 @@ impl Launcher {
         socket::send(&self.socket, &message.encode(), &[]).expect("a launcher that listens");
     }
 
-    fn worker(&self, session: u32) -> Result<Started, Errno> {
+    pub(crate) fn worker(&self, session: u32) -> Result<Started, Errno> {
         self.ask(ToLauncher::StartWorker { vm: 1, session, visible: Visible::Host })
     }
 
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         drop(self.socket);
         drop(self.lifeline);
         let status = self.process.wait().expect("a launcher");
@@ -130,7 +133,7 @@ impl Launcher {
 
 impl Started {
     /// The description that a stand-in worker gives of itself.
-    fn describe(&self) -> serde_json::Value {
+    pub(crate) fn describe(&self) -> serde_json::Value {
         let setup = WorkerSetup {
             vm: 1,
             session: 9,

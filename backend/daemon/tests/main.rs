@@ -10,6 +10,7 @@ mod fence;
 mod launcher;
 mod metrics;
 mod placing;
+mod ready;
 mod services;
 mod users;
 mod warm;

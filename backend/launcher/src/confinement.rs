@@ -7,7 +7,7 @@ use std::{
     io,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    rc::Rc,
+    sync::Arc,
 };
 
 use rustix::{
@@ -29,7 +29,7 @@ pub(super) struct Confinement {
     program: PathBuf,
     libraries: Vec<PathBuf>,
     /// The driver that the program loads.
-    driver: Option<Rc<DriverFiles>>,
+    driver: Option<Arc<DriverFiles>>,
     /// The kinds of user namespace with which its processes may have namespaces of their own.
     users: Vec<UserNamespace>,
     /// True if its processes may signal processes that they did not start.
@@ -51,9 +51,9 @@ pub(super) fn is_on() -> bool {
 }
 
 /// The driver that a launcher's processes load. `None`, with a line of log, if it cannot be used to confine them.
-pub(super) fn driver(library: PathBuf) -> Option<Rc<DriverFiles>> {
+pub(super) fn driver(library: PathBuf) -> Option<Arc<DriverFiles>> {
     let driver = DriverFiles::from_environment(library);
-    driver.inspect_err(|error| tracing::warn!(%error, "processes see the host's files")).ok().map(Rc::new)
+    driver.inspect_err(|error| tracing::warn!(%error, "processes see the host's files")).ok().map(Arc::new)
 }
 
 /// Things that processes of a program have in the host's user namespace only.
@@ -69,7 +69,7 @@ pub(super) struct Needs {
 /// with a line of log, if it cannot be made.
 pub(super) fn of(
     program: &Path,
-    driver: Option<&Rc<DriverFiles>>,
+    driver: Option<&Arc<DriverFiles>>,
     uid: Option<u32>,
     needs: Needs,
 ) -> Option<Confinement> {
@@ -100,7 +100,7 @@ impl Confinement {
     ///
     /// # Errors
     /// If the loader cannot list the libraries of the program and of its driver.
-    pub(super) fn of(program: PathBuf, driver: Option<Rc<DriverFiles>>) -> io::Result<Self> {
+    pub(super) fn of(program: PathBuf, driver: Option<Arc<DriverFiles>>) -> io::Result<Self> {
         let libraries = files::libraries(files::loader(&program, driver.as_deref()))?;
         Ok(Self { program, libraries, driver, users: Vec::new(), signals: true })
     }
@@ -130,7 +130,7 @@ impl Confinement {
     }
 
     /// The files of a process that sees these devices.
-    fn list(&self, visible: Visible) -> io::Result<FileList> {
+    pub(super) fn list(&self, visible: Visible) -> io::Result<FileList> {
         FileList::of(&self.program, &self.libraries, self.driver.as_deref(), visible)
     }
 
@@ -161,20 +161,25 @@ impl Confinement {
         self.driver.iter().flat_map(|driver| driver.variables())
     }
 
-    /// The confinement of a process that sees these devices and has this user and group, or the launcher's. A process that tells
+    /// True if its processes get namespaces of their own, which take longer to make than all else.
+    pub(super) fn has_namespaces(&self) -> bool {
+        !self.users.is_empty()
+    }
+
+    /// The confinement of a process that sees these devices and has this user and group, or the launcher's, and its files. A process that tells
     /// users of the host apart gets no namespaces in which it would see all others as one.
     pub(super) fn confine(
         &self,
         visible: Visible,
         uid: Option<u32>,
         tells_users_apart: bool,
-    ) -> io::Result<Confined> {
+    ) -> io::Result<(Confined, FileList)> {
         let list = self.list(visible)?;
         let rules = landlock::rules(list.files(), self.signals)?;
         let users = self.users.iter().find(|users| **users == UserNamespace::Host || !tells_users_apart);
         let namespaces =
             users.map(|users| Ok::<_, io::Error>(Namespaces::new(Root::of(&list)?, *users, uid)));
-        Ok(Confined { namespaces: namespaces.transpose()?, rules })
+        Ok((Confined { namespaces: namespaces.transpose()?, rules }, list))
     }
 }
 
@@ -206,7 +211,7 @@ mod tests {
     /// Confinement of the shell, with another library as its driver, and this directory of devices.
     fn of_shell(state: &Path) -> Confinement {
         let driver = DriverFiles::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.to_owned()));
-        Confinement::of("/bin/sh".into(), Some(Rc::new(driver.unwrap()))).unwrap()
+        Confinement::of("/bin/sh".into(), Some(Arc::new(driver.unwrap()))).unwrap()
     }
 
     /// True if this host has the means; reports to the runner if not.
@@ -217,7 +222,7 @@ mod tests {
             sluice_skip::skip(&format!("no user namespaces: {error}"));
             return false;
         }
-        let rules = confinement.confine(Visible::Host, None, false).unwrap().rules;
+        let rules = confinement.confine(Visible::Host, None, false).unwrap().0.rules;
         if rules.is_none() {
             sluice_skip::skip("this kernel has no Landlock");
         }
@@ -234,7 +239,7 @@ mod tests {
         if namespaces {
             confinement.add_namespaces(user, NOTHING).unwrap();
         }
-        let confined = confinement.without_signals().confine(Visible::Host, user, false).unwrap();
+        let (confined, _) = confinement.without_signals().confine(Visible::Host, user, false).unwrap();
         run(confined, user, script)
     }
 

@@ -9,13 +9,13 @@ use std::{
 
 use rustix::{
     event::epoll::{self, EventData, EventFlags},
-    fd::{AsFd, OwnedFd},
+    fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
     process::{WaitId, WaitIdOptions},
 };
 use sluice_runtime::process::{Identity, is_gone, kill};
 
-use super::{Child, Launcher, Survivor, cgroup::Cgroups, role::ChildRole};
+use super::{Launcher, Survivor, cgroup::Cgroups, ready::ReadyChild, role::ChildRole};
 
 /// A process of this launcher, or of an earlier one.
 #[derive(Debug)]
@@ -53,6 +53,7 @@ impl Launcher {
 
     /// Kills all processes that this or an earlier launcher has started.
     pub(super) fn end_all(&mut self) -> io::Result<()> {
+        self.end_ready();
         self.children.values().for_each(|child| kill(child.pidfd.as_fd()));
         self.cgroups.as_mut().map_or(Ok(()), Cgroups::end_all)
     }
@@ -127,7 +128,8 @@ impl Launcher {
             self.survive(Survivor { process, pidfd, uid, worker: true, cgroup });
         }
         // Devices, arbiters and inventories continue, too. A user is not given to a second process, even if the first one is unknown.
-        let own: BTreeSet<u32> = self.children.values().map(|child| child.pid).collect();
+        let own = self.children.values().map(|child| child.pid);
+        let own: BTreeSet<u32> = own.chain(self.ready.iter().map(ReadyChild::process)).collect();
         for process in processes().filter(|process| !living.contains(process) && !own.contains(process)) {
             let taken = self.users.is_some().then(|| uid_of(process)).flatten();
             let uid = taken.filter(|uid| self.has_user(*uid));
@@ -187,13 +189,14 @@ impl Launcher {
 impl Drop for Launcher {
     /// Under a supervisor all children are ended; otherwise all continue.
     fn drop(&mut self) {
+        self.end_ready();
         if self.device.end_with_launcher {
             for child in self.children.values() {
                 kill(child.pidfd.as_fd());
             }
             while let Some((key, _)) = self.children.first_key_value() {
                 let key = *key;
-                self.children.get(&key).into_iter().for_each(end);
+                self.children.get(&key).into_iter().for_each(|child| end(child.pid, child.pidfd.as_fd()));
                 self.finish_log(key);
                 let Some(child) = self.children.remove(&key) else { break };
                 self.give_back(child.uid, child.cgroup);
@@ -210,11 +213,11 @@ impl Drop for Launcher {
 }
 
 /// Kills a child and waits until it is gone.
-pub(super) fn end(child: &Child) {
-    kill(child.pidfd.as_fd());
-    let wait = || rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
+pub(super) fn end(process: u32, pidfd: BorrowedFd<'_>) {
+    kill(pidfd);
+    let wait = || rustix::process::waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED);
     if let Err(error) = rustix::io::retry_on_intr(wait) {
-        tracing::error!(process = child.pid, %error, "cannot wait for a child");
+        tracing::error!(process, %error, "cannot wait for a child");
     }
 }
 

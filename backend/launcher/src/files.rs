@@ -186,10 +186,19 @@ fn listed(text: &str) -> Vec<PathBuf> {
     text.lines().filter_map(path).collect()
 }
 
+/// A file or directory of a list.
+#[derive(Debug, PartialEq, Eq)]
+struct ListedFile {
+    path: PathBuf,
+    access: Access,
+    /// Its file system and its number there: another file at the same path differs.
+    identity: (u64, u64),
+}
+
 /// The files and directories of the host that a process may use, without its own directory in `/proc`.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FileList {
-    files: Vec<(PathBuf, Access)>,
+    files: Vec<ListedFile>,
     /// Files that have other contents in a root than on the host.
     replaced: Vec<(PathBuf, Vec<u8>)>,
 }
@@ -243,7 +252,7 @@ impl FileList {
 
     /// The paths, with the use of each.
     pub(super) fn files(&self) -> impl Iterator<Item = (&Path, Access)> {
-        self.files.iter().map(|(path, access)| (path.as_path(), *access))
+        self.files.iter().map(|file| (file.path.as_path(), file.access))
     }
 
     /// The paths of files that have these contents in a root.
@@ -252,9 +261,10 @@ impl FileList {
     }
 
     pub(super) fn add(&mut self, path: &Path, access: Access) -> io::Result<()> {
-        std::fs::metadata(path)?;
-        if !self.files.iter().any(|(listed, _)| listed == path) {
-            self.files.push((path.to_owned(), access));
+        let found = std::fs::metadata(path)?;
+        if !self.files.iter().any(|file| file.path == path) {
+            let identity = (found.dev(), found.ino());
+            self.files.push(ListedFile { path: path.to_owned(), access, identity });
         }
         Ok(())
     }

@@ -28,6 +28,7 @@ mod landlock;
 mod logs;
 mod namespaces;
 mod oom;
+mod ready;
 mod role;
 mod root;
 mod service;
@@ -40,6 +41,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::PathBuf,
+    sync::Arc,
+    thread,
     time::Instant,
 };
 
@@ -65,9 +68,11 @@ use sluice_runtime::{
 pub use arguments::Arguments;
 use cgroup::Cgroups;
 use confinement::Needs;
+use files::DriverFiles;
+use ready::{ReadyChild, Wanted};
 use role::ChildRole;
 use service::Service;
-use spawn::{Program, ReservedNumbers};
+use spawn::Program;
 use users::WorkerUsers;
 
 /// Descriptor limit of a device: six per session, and memory regions, resources and queues.
@@ -172,7 +177,6 @@ struct DeviceSpec {
 /// The state of the launcher.
 #[derive(Debug)]
 pub struct Launcher {
-    reserved: ReservedNumbers,
     socket_dir: PathBuf,
     socket_gid: Option<u32>,
     socket_mode: SocketMode,
@@ -199,6 +203,10 @@ pub struct Launcher {
     swept: bool,
     lifeline: Option<OwnedFd>,
     children: BTreeMap<u64, Child>,
+    /// Processes made ahead, the oldest first.
+    ready: Vec<ReadyChild>,
+    /// The process to make ahead when there is nothing else to do.
+    wanted: Option<Wanted>,
     next_key: u64,
     /// Limits the reported ends of children.
     ends: TokenBucket,
@@ -274,30 +282,36 @@ impl Launcher {
         {
             let driver = confinement::driver(driver);
             let uid = arguments.worker_uids.map(|range| range.first);
-            let confine = |program: &mut Program, driver, uid, (users, signals)| {
-                let needs = Needs { capabilities: program.capabilities, users };
-                let confinement = confinement::of(&program.path, driver, uid, needs);
-                program.confinement =
-                    confinement.map(|all| if signals { all } else { all.without_signals() });
-            };
+            let confine =
+                |program: &mut Program, driver: Option<&Arc<DriverFiles>>, uid, (users, signals)| {
+                    let needs = Needs { capabilities: program.capabilities, users };
+                    let confinement = confinement::of(&program.path, driver, uid, needs);
+                    program.confinement =
+                        confinement.map(|all| if signals { all } else { all.without_signals() });
+                };
             // Without cgroups they end workers by signals.
             let signals = cgroups.is_none();
-            confine(&mut device, None, uid, (true, signals));
-            if let Some(driver) = &driver {
-                confine(&mut worker, Some(driver), uid, (false, false));
-                arbiter.iter_mut().for_each(|program| confine(program, Some(driver), uid, (false, signals)));
-            }
-            if let (Some(program), Some(library)) = (&mut inventory, library)
-                && let Some(library) = confinement::driver(library)
-            {
-                confine(program, Some(&library), None, (false, false));
-            }
+            let driver = driver.as_ref();
+            // Each program is tested in namespaces, whose making mostly waits.
+            thread::scope(|scope| {
+                scope.spawn(|| confine(&mut device, None, uid, (true, signals)));
+                if driver.is_some() {
+                    scope.spawn(|| confine(&mut worker, driver, uid, (false, false)));
+                    if let Some(program) = &mut arbiter {
+                        scope.spawn(|| confine(program, driver, uid, (false, signals)));
+                    }
+                }
+                if let (Some(program), Some(library)) = (&mut inventory, library)
+                    && let Some(library) = confinement::driver(library)
+                {
+                    scope.spawn(move || confine(program, Some(&library), None, (false, false)));
+                }
+            });
         }
         Ok(Self {
             units: arguments.units,
             arbiter,
             inventory,
-            reserved: ReservedNumbers::take().map_err(LauncherError::SetUp)?,
             device,
             worker,
             socket_dir: arguments.socket_dir,
@@ -317,6 +331,8 @@ impl Launcher {
             swept: false,
             lifeline,
             children: BTreeMap::new(),
+            ready: Vec::new(),
+            wanted: None,
             next_key: next_key.max(FIRST_CHILD),
             ends: TokenBucket::new(ENDS.1, ENDS.0, Instant::now()),
             dropped: 0,
@@ -334,7 +350,9 @@ impl Launcher {
         while self.control.is_some() || self.lifeline.is_some() || self.serves() {
             let quiet = self.read_quiet_logs();
             let timeout = self.service.as_mut().map_or(quiet, |service| service.live(quiet));
+            let timeout = self.until_ready(timeout);
             match epoll::wait(&self.events, spare_capacity(&mut ready), timeout.as_ref()) {
+                Ok(0) => self.make_ready(),
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(LauncherError::Wait(error)),

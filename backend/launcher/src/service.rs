@@ -119,10 +119,11 @@ impl Launcher {
         Ok(())
     }
 
-    /// Closes the connection to `sluiced`.
+    /// Closes the connection to `sluiced`. Without it no process is needed ahead.
     pub(super) fn hang_up(&mut self) {
         if let Some(control) = self.control.take() {
             self.leave(control.as_fd());
+            self.end_ready();
         }
     }
 

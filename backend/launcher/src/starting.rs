@@ -26,7 +26,7 @@ use sluice_runtime::{
 };
 use sluice_shared_memory::socket;
 
-use super::spawn::{self, Given, Program};
+use super::spawn::{self, Prepared, Program, Shape};
 use super::{Child, DeviceSpec, Launcher, ending::end, oom, role::ChildRole};
 
 /// A child that was just started.
@@ -38,6 +38,15 @@ pub(super) struct StartedChild {
     pub(super) pidfd: OwnedFd,
     /// The open `cgroup.kill` of its cgroup, if it has one.
     pub(super) cgroup_kill: Option<OwnedFd>,
+}
+
+/// A process that waits for its descriptors, with its resources.
+#[derive(Debug)]
+pub(super) struct MadeChild {
+    pub(super) prepared: Prepared,
+    /// The end of its log that is read here.
+    log: OwnedFd,
+    uid: Option<u32>,
 }
 
 /// Largest number of inventories: one that hangs in the kernel cannot be killed, and must not keep the next from starting.
@@ -63,8 +72,6 @@ impl Launcher {
         if matches!(role, ChildRole::Probe(unit) | ChildRole::Arbiter(unit) if unit >= self.units) {
             return Err(Errno::INVAL.into());
         }
-        let (ours, theirs) = socket::pair()?;
-        let (log, log_end) = child_log::pipe()?;
         let key = self.next_key;
         self.next_key += 1;
         let mut group = None;
@@ -74,46 +81,14 @@ impl Launcher {
             group = Some(made.inspect_err(|error| tracing::error!(%role, %error, "cannot make a cgroup"))?);
         }
         let door = group.as_ref().map(|group| group.procs.as_fd());
-        let uid = match self.take_user(role) {
-            Ok(uid) => uid,
-            Err(error) => {
-                self.give_back(None, group.map(|group| group.path));
-                return Err(error.into());
-            }
-        };
-        let started = match role {
-            ChildRole::Device(vm) => self.start_device(vm, spec, uid, theirs, (door, log_end)),
-            // A probe is a worker without a VM.
-            ChildRole::Worker(_) | ChildRole::Probe(_) => {
-                let probe = ["--probe".into()];
-                let given = Given {
-                    arguments: if matches!(role, ChildRole::Probe(_)) { &probe } else { &[] },
-                    // Output of kernels is unbounded and goes to the guest, not to the host's log.
-                    silent: true,
-                    visible,
-                    uid,
-                    cgroup: door,
-                    descriptors: &[theirs.as_fd()],
-                    ..Given::default()
-                };
-                oom::ended_first(|| spawn::start(&self.reserved, &self.worker, &given, log_end))
-            }
-            ChildRole::Arbiter(_) => {
-                self.start_plain(self.arbiter.as_ref(), visible, uid, theirs, (door, log_end))
-            }
-            ChildRole::Inventory => {
-                self.start_plain(self.inventory.as_ref(), visible, uid, theirs, (door, log_end))
-            }
-        };
-        let started = match started {
+        let (made, ours) = match self.execute(role, spec, visible, door) {
             Ok(started) => started,
             Err(error) => {
-                tracing::error!(%role, %error, reason = said(&log), "cannot start a child");
-                self.give_back(uid, group.map(|group| group.path));
+                self.give_back(None, group.map(|group| group.path));
                 return Err(error);
             }
         };
-        let spawn::Started { pid, pidfd } = started;
+        let MadeChild { prepared: Prepared { pid, pidfd, .. }, log, uid } = made;
         let log = ChildLog::new(log, role.label(pid), role.vm(), Instant::now());
         let (cgroup, kill) = group.map(|group| (group.path, OwnedFd::from(group.kill))).unzip();
         // The number cannot be reused before the launcher waits for the child, even if it has ended already.
@@ -126,7 +101,7 @@ impl Launcher {
         let (identity, pidfd) = match known {
             Ok(known) => known,
             Err(error) => {
-                end(&child);
+                end(child.pid, child.pidfd.as_fd());
                 self.give_back(child.uid, child.cgroup);
                 return Err(error);
             }
@@ -171,16 +146,113 @@ impl Launcher {
         Ok(DeviceSpec { direct, scanouts, fixed_arena })
     }
 
-    fn start_device(
-        &self,
-        vm: u32,
+    /// Starts the program of a role in this cgroup. Returns the other end of its control socket, too.
+    fn execute(
+        &mut self,
+        role: ChildRole,
         spec: DeviceSpec,
-        uid: Option<u32>,
-        control: OwnedFd,
-        (cgroup, log): (Option<BorrowedFd<'_>>, OwnedFd),
-    ) -> io::Result<spawn::Started> {
-        let listener = self.listen(&device_socket(&self.socket_dir, vm))?;
-        let streams = self.listen(&stream_socket(&self.socket_dir, vm))?;
+        visible: Visible,
+        cgroup: Option<BorrowedFd<'_>>,
+    ) -> io::Result<(MadeChild, OwnedFd)> {
+        let shape = self.shape(role, spec, visible);
+        let (ours, theirs) = socket::pair()?;
+        let listeners = match role {
+            ChildRole::Device(vm) => {
+                let paths = [device_socket(&self.socket_dir, vm), stream_socket(&self.socket_dir, vm)];
+                paths.iter().map(|path| self.listen(path)).collect::<io::Result<Vec<_>>>()?
+            }
+            ChildRole::Worker(_) | ChildRole::Arbiter(_) | ChildRole::Probe(_) | ChildRole::Inventory => {
+                Vec::new()
+            }
+        };
+        let descriptors: Vec<_> =
+            [theirs.as_fd()].into_iter().chain(listeners.iter().map(AsFd::as_fd)).collect();
+        if let Some(ready) = self.take_ready(role, &shape) {
+            match ready.prepared.run(cgroup, &descriptors) {
+                Ok(()) => {
+                    self.want_ready(role, shape);
+                    return Ok((ready, ours));
+                }
+                // It has ended since it was made.
+                Err(error) => {
+                    tracing::debug!(%role, %error, "a process that was made ahead is of no use");
+                    self.discard(ready);
+                }
+            }
+        }
+        let made = self.make(role, &shape)?;
+        match made.prepared.run(cgroup, &descriptors) {
+            Ok(()) => {
+                self.want_ready(role, shape);
+                Ok((made, ours))
+            }
+            Err(error) => {
+                tracing::error!(%role, %error, reason = said(&made.log), "cannot start a child");
+                self.discard(made);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a process for a role, which waits for its descriptors.
+    pub(super) fn make(&mut self, role: ChildRole, shape: &Shape) -> io::Result<MadeChild> {
+        let (log, log_end) = child_log::pipe()?;
+        let uid = self.take_user(role).or_else(|error| {
+            // Those of processes that were made ahead come free.
+            if self.end_ready() { self.take_user(role) } else { Err(error) }
+        })?;
+        let program = self.program(role).ok_or(Errno::INVAL.into());
+        let prepared = program.and_then(|program| {
+            let prepare = || spawn::prepare(program, shape, uid, log_end);
+            match role {
+                ChildRole::Worker(_) | ChildRole::Probe(_) => oom::ended_first(prepare),
+                ChildRole::Device(_) | ChildRole::Arbiter(_) | ChildRole::Inventory => prepare(),
+            }
+        });
+        match prepared {
+            Ok(prepared) => Ok(MadeChild { prepared, log, uid }),
+            Err(error) => {
+                tracing::error!(%role, %error, "cannot make a process");
+                self.give_back(uid, None);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a process that has executed no program.
+    pub(super) fn discard(&mut self, made: MadeChild) {
+        let MadeChild { prepared: Prepared { pid, pidfd, .. }, uid, .. } = made;
+        end(pid, pidfd.as_fd());
+        self.give_back(uid, None);
+    }
+
+    /// The program of a role.
+    pub(super) fn program(&self, role: ChildRole) -> Option<&Program> {
+        match role {
+            ChildRole::Device(_) => Some(&self.device),
+            // A probe is a worker without a VM.
+            ChildRole::Worker(_) | ChildRole::Probe(_) => Some(&self.worker),
+            ChildRole::Arbiter(_) => self.arbiter.as_ref(),
+            ChildRole::Inventory => self.inventory.as_ref(),
+        }
+    }
+
+    /// The properties of a process of a role; `spec` is for a device.
+    fn shape(&self, role: ChildRole, spec: DeviceSpec, visible: Visible) -> Shape {
+        match role {
+            ChildRole::Device(_) => self.device_shape(spec),
+            ChildRole::Probe(_) => {
+                Shape { arguments: vec!["--probe".into()], silent: true, visible, tells_users_apart: false }
+            }
+            // Output of a guest's kernels is unbounded and goes to the guest, not to the host's log. An arbiter and an inventory run no
+            // kernel of a guest.
+            ChildRole::Worker(_) | ChildRole::Arbiter(_) | ChildRole::Inventory => {
+                Shape { silent: true, visible, ..Shape::default() }
+            }
+        }
+    }
+
+    fn device_shape(&self, spec: DeviceSpec) -> Shape {
         let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
         arguments.extend(["--stream-fd".into(), (spawn::FIRST + 2).to_string().into()]);
         arguments.extend(["--scanouts".into(), spec.scanouts.to_string().into()]);
@@ -193,31 +265,7 @@ impl Launcher {
         } else if self.trust_vmm_memory {
             arguments.push("--trust-memory".into());
         }
-        let given = Given {
-            arguments: &arguments,
-            uid,
-            tells_users_apart: spec.direct,
-            cgroup,
-            descriptors: &[control.as_fd(), listener.as_fd(), streams.as_fd()],
-            ..Given::default()
-        };
-        spawn::start(&self.reserved, &self.device, &given, log)
-    }
-
-    /// Starts a program of the host's own that needs only its control socket. It runs no kernel of a guest, so its driver's
-    /// output is discarded.
-    fn start_plain(
-        &self,
-        program: Option<&Program>,
-        visible: Visible,
-        uid: Option<u32>,
-        control: OwnedFd,
-        (cgroup, log): (Option<BorrowedFd<'_>>, OwnedFd),
-    ) -> io::Result<spawn::Started> {
-        let program = program.ok_or(Errno::INVAL)?;
-        let descriptors = &[control.as_fd()];
-        let given = Given { silent: true, visible, uid, cgroup, descriptors, ..Given::default() };
-        spawn::start(&self.reserved, program, &given, log)
+        Shape { arguments, tells_users_apart: spec.direct, ..Shape::default() }
     }
 
     /// Removes the sockets of a VM whose device does not run.

@@ -40,9 +40,7 @@ use vhost::{
     VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,
     vhost_user::{
         Frontend, VhostUserFrontend,
-        message::{
-            VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
-        },
+        message::{VhostUserConfigFlags, VhostUserProtocolFeatures, VhostUserVirtioFeatures},
     },
 };
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -502,12 +500,11 @@ fn negotiate(
         let error = format!("features {offered:#x} lack some of {features:#x}");
         return Err(TransportError::VhostUser { what: "GET_FEATURES", error });
     }
-    let wanted = VhostUserProtocolFeatures::CONFIG
-        | VhostUserProtocolFeatures::MQ
-        | VhostUserProtocolFeatures::REPLY_ACK;
+    // Nothing is acknowledged, since each acknowledgement takes two changes of process: a device that refuses a message closes the
+    // connection, which the first command finds.
+    let wanted = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
     let protocol = step("GET_PROTOCOL_FEATURES", frontend.get_protocol_features())? & wanted;
     step("SET_PROTOCOL_FEATURES", frontend.set_protocol_features(protocol))?;
-    frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     step("SET_FEATURES", frontend.set_features(features))?;
     let (_, config) =
         step("GET_CONFIG", frontend.get_config(0, 16, VhostUserConfigFlags::WRITABLE, &[0; 16]))?;

@@ -372,6 +372,11 @@ pub(crate) fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process").count()
 }
 
+/// True if the launcher has made a process ahead, which has executed no program yet.
+pub(crate) fn is_made_ahead(process: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name == "sluice-ready\n")
+}
+
 /// Children of a process, zombies included.
 pub(crate) fn children(pid: u32) -> Vec<u32> {
     let mut children = Vec::new();

@@ -26,6 +26,9 @@ use crate::handover::{process::LaunchedProcess, running::Started};
 /// Time after which a VM without a warm worker looks if it can have one: it may be fenced, or its unit quarantined.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Time that a session has for its start before the next warm worker takes processors for its own.
+const SETTLED: Duration = Duration::from_millis(20);
+
 /// The place of a VM's warm worker.
 #[derive(Debug, Default)]
 pub(super) struct WarmPlace {
@@ -73,7 +76,7 @@ impl Vm {
             };
             tokio::select! {
                 () = ended => {}
-                () = self.warm.changed.notified() => {}
+                () = self.warm.changed.notified() => sleep(SETTLED).await,
                 _ = over.wait_for(|over| *over) => {}
             }
             if process.is_some_and(|process| process.is_gone()) {

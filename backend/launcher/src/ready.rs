@@ -1,0 +1,122 @@
+//! Processes made ahead: each start of a device or a worker leaves one behind for the next start of the same kind.
+//!
+//! Namespaces take most of the time of a start, and a mount namespace waits for other processors, too: 2 ms on an idle host, and ten
+//! times as long on a busy one. A process that was made ahead has them, its user, its limits and its rules, and nothing of any VM: it waits for
+//! its descriptors with a copy of this process's memory, and executes its program only then. It is used once, and not at all if a file
+//! that it sees has been replaced since.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::Timespec;
+
+use super::{Launcher, confinement::Confinement, role::ChildRole, spawn::Shape, starting::MadeChild};
+
+/// Largest number of processes made ahead; the oldest one ends first.
+const MOST: usize = 16;
+
+/// The kinds of processes that are made ahead: those that are started often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Device,
+    Worker,
+}
+
+impl Kind {
+    /// Time after a start until the next process is made: that of a worker has begun its session by then, and needs the
+    /// processors no longer.
+    const fn pause(self) -> Duration {
+        match self {
+            Self::Device => Duration::ZERO,
+            Self::Worker => Duration::from_millis(5),
+        }
+    }
+
+    const fn of(role: ChildRole) -> Option<Self> {
+        match role {
+            ChildRole::Device(_) => Some(Self::Device),
+            ChildRole::Worker(_) => Some(Self::Worker),
+            ChildRole::Arbiter(_) | ChildRole::Probe(_) | ChildRole::Inventory => None,
+        }
+    }
+}
+
+/// A process that was made ahead.
+#[derive(Debug)]
+pub(super) struct ReadyChild {
+    kind: Kind,
+    shape: Shape,
+    made: MadeChild,
+}
+
+impl ReadyChild {
+    /// The number of the process.
+    pub(super) fn process(&self) -> u32 {
+        self.made.prepared.pid
+    }
+}
+
+/// A process to make ahead.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    role: ChildRole,
+    kind: Kind,
+    shape: Shape,
+    due: Instant,
+}
+
+impl Launcher {
+    /// Takes a process that was made ahead for a role, if there is one.
+    pub(super) fn take_ready(&mut self, role: ChildRole, shape: &Shape) -> Option<MadeChild> {
+        let kind = Kind::of(role)?;
+        let at = self.ready.iter().position(|ready| ready.kind == kind && ready.shape == *shape)?;
+        let made = self.ready.remove(at).made;
+        if self.program(role).is_some_and(|program| made.prepared.sees_present_files(program, shape)) {
+            return Some(made);
+        }
+        self.discard(made);
+        None
+    }
+
+    /// Makes a process like one that has just been started, a little later and when there is nothing else to do.
+    pub(super) fn want_ready(&mut self, role: ChildRole, shape: Shape) {
+        let confinement = self.program(role).and_then(|program| program.confinement.as_ref());
+        if let Some(kind) = Kind::of(role)
+            && confinement.is_some_and(Confinement::has_namespaces)
+        {
+            self.wanted = Some(Wanted { role, kind, shape, due: Instant::now() + kind.pause() });
+        }
+    }
+
+    /// The time until a process has to be made, or `other` if that is shorter.
+    pub(super) fn until_ready(&self, other: Option<Timespec>) -> Option<Timespec> {
+        let Some(Wanted { due, .. }) = &self.wanted else { return other };
+        let wait = due.saturating_duration_since(Instant::now());
+        let wait = Timespec::try_from(wait).ok();
+        wait.into_iter().chain(other).min()
+    }
+
+    /// Makes the process that is wanted, if it is time.
+    pub(super) fn make_ready(&mut self) {
+        let Some(wanted) = self.wanted.take_if(|wanted| wanted.due <= Instant::now()) else { return };
+        let Wanted { role, kind, shape, .. } = wanted;
+        if self.ready.iter().any(|ready| ready.kind == kind && ready.shape == shape) {
+            return;
+        }
+        // A failure is logged; the next start tries again.
+        let Ok(made) = self.make(role, &shape) else { return };
+        self.ready.push(ReadyChild { kind, shape, made });
+        if self.ready.len() > MOST {
+            let oldest = self.ready.remove(0);
+            self.discard(oldest.made);
+        }
+    }
+
+    /// Ends all processes that were made ahead. False if there are none.
+    pub(super) fn end_ready(&mut self) -> bool {
+        self.wanted = None;
+        let ready = std::mem::take(&mut self.ready);
+        let any = !ready.is_empty();
+        ready.into_iter().for_each(|ready| self.discard(ready.made));
+        any
+    }
+}
