@@ -621,7 +621,7 @@ impl<'a> Lower<'a, '_> {
         let ty = self.one_type(m)?;
         let Some(space) = m.space else { return self.fail("a state space is missing") };
         if ty.bytes() != 8 {
-            return self.fail("addresses have 64 bits");
+            return self.unsupported("addresses have 64 bits");
         }
         let [d, a] = self.operands(inst)?;
         let a = self.src(a, ty)?;

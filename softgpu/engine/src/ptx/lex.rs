@@ -161,15 +161,28 @@ fn number<'a>(src: &'a [u8], i: &mut usize, line: u32) -> Result<Tok<'a>, LoadEr
     let radix_int = |from: usize, to: usize, radix: u32| {
         u64::from_str_radix(text(&src[from..to]), radix).map_err(|_| bad())
     };
+    // A constant of 65 bits loses the highest one, as with the vendor's assembler; a longer one is an error.
+    let integer = |from: usize, to: usize, radix: u32| {
+        let digits = text(&src[from..to]).chars().map(|digit| digit.to_digit(radix));
+        let add = |value: u64, digit: Option<u32>| {
+            let next = value.wrapping_mul(radix.into()).wrapping_add(digit?.into());
+            (value < 1 << 63).then_some(next)
+        };
+        if from == to {
+            Err(bad())
+        } else {
+            digits.fold(Some(0), |value, digit| add(value?, digit)).ok_or_else(bad)
+        }
+    };
     let second = at(start + 1);
     let (value, end) = match (src[start], second) {
         (b'0', b'x' | b'X') => {
             let e = digits(start + 2, 16);
-            (radix_int(start + 2, e, 16)?, e)
+            (integer(start + 2, e, 16)?, e)
         }
         (b'0', b'b' | b'B') => {
             let e = digits(start + 2, 2);
-            (radix_int(start + 2, e, 2)?, e)
+            (integer(start + 2, e, 2)?, e)
         }
         (b'0', b'f' | b'F') => {
             let e = digits(start + 2, 16);
@@ -209,9 +222,9 @@ fn number<'a>(src: &'a [u8], i: &mut usize, line: u32) -> Result<Tok<'a>, LoadEr
                 return Ok(Tok::F64(v.to_bits()));
             }
             if src[start] == b'0' && e > start + 1 {
-                (radix_int(start, e, 8)?, e)
+                (integer(start, e, 8)?, e)
             } else {
-                (radix_int(start, e, 10)?, e)
+                (integer(start, e, 10)?, e)
             }
         }
     };
