@@ -70,7 +70,11 @@ pub(super) fn check(inst: &Instruction<'_>) -> Result<(), String> {
         "fence" if first_of(&["sc", "acq_rel"]).is_some() && first_of(SCOPES).is_none() => {
             return Err("a scope is missing".to_owned());
         }
+        "bar" if has("cta") && inst.modifiers.first() != Some(&"cta") => return wrong("cta"),
         "membar" if !inst.operands.is_empty() => return Err("takes no operands".to_owned()),
+        "suld" | "sust" | "sured" if first_of(&["x1", "x2", "x4"]).is_some() => {
+            return Err("modifiers of matrices are not valid here".to_owned());
+        }
         "suld" | "sust" | "sured" if first_of(&["clamp", "trap", "zero"]).is_none() => {
             return Err("one of .clamp .trap .zero is missing".to_owned());
         }
@@ -155,8 +159,11 @@ fn comparison(inst: &Instruction<'_>, ty: Option<&&str>) -> Result<(), String> {
 /// Conversions between integers and floats of 16 to 64 bits.
 fn conversion(inst: &Instruction<'_>) -> Result<(), String> {
     let types: Vec<Ty> = inst.modifiers.iter().filter_map(|word| Ty::parse(word)).collect();
-    if types.contains(&Ty::Pred) {
-        return Err(".pred is not a type of conversions".to_owned());
+    let packed = |ty: &Ty| matches!(ty, Ty::Pred | Ty::U16x2 | Ty::S16x2);
+    if types.iter().any(packed)
+        || types.get(1) == Some(&Ty::F16x2) && types.first().is_some_and(|ty| ty.integer())
+    {
+        return Err("a type is not one of conversions".to_owned());
     }
     let simple = |ty: Ty| ty.integer() && ty.bytes() <= 8 || matches!(ty, Ty::F16 | Ty::F32 | Ty::F64);
     let &[to, from] = types.as_slice() else { return Ok(()) };

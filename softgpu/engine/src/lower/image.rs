@@ -83,6 +83,7 @@ impl<'a> Lower<'a, '_> {
         };
         let handle = self.handle(base)?;
         let list = list(coordinates);
+        self.one_width(list)?;
         let layers = usize::from(geometry.layered());
         // Vectors of three elements are written with four; the last one is ignored.
         if list.len() < geometry.dimensions() + layers || list.len() > 4 {
