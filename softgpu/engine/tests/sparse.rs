@@ -3,7 +3,12 @@
 //! The reference goes the other way than the engine: it begins with a whole matrix half of whose elements are not stored, and fills the
 //! registers of each lane from the tables of the language.
 
-#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "codes are made by casts")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "codes are made by casts"
+)]
 
 use softgpu_engine::Module;
 

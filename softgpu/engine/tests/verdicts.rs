@@ -1,4 +1,4 @@
-//! Which instructions are valid: the verdicts of the vendor's assembler on one instruction each.
+//! The validity of instructions: the verdicts of the vendor's assembler on one instruction each.
 
 use softgpu_engine::Module;
 

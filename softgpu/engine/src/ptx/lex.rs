@@ -163,16 +163,12 @@ fn number<'a>(src: &'a [u8], i: &mut usize, line: u32) -> Result<Tok<'a>, LoadEr
     };
     // A constant of 65 bits loses the highest one, as with the vendor's assembler; a longer one is an error.
     let integer = |from: usize, to: usize, radix: u32| {
-        let digits = text(&src[from..to]).chars().map(|digit| digit.to_digit(radix));
-        let add = |value: u64, digit: Option<u32>| {
+        let mut digits = text(&src[from..to]).chars().map(|digit| digit.to_digit(radix));
+        let value = digits.try_fold(0_u64, |value, digit| {
             let next = value.wrapping_mul(radix.into()).wrapping_add(digit?.into());
             (value < 1 << 63).then_some(next)
-        };
-        if from == to {
-            Err(bad())
-        } else {
-            digits.fold(Some(0), |value, digit| add(value?, digit)).ok_or_else(bad)
-        }
+        });
+        value.filter(|_| from < to).ok_or_else(bad)
     };
     let second = at(start + 1);
     let (value, end) = match (src[start], second) {
