@@ -2,6 +2,7 @@
 //! words, and no program hangs; one whose contexts take much memory has it charged.
 
 use std::cell::Cell;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
-use sluice_tests::host::run_native;
+use sluice_tests::host::{run_native, run_native_with};
 use sluice_tests::managed;
 use sluice_tests::management;
 use sluice_tests::paths::Binaries;
@@ -212,6 +213,16 @@ fn programs_print_the_same_on_a_driver_with_short_queues() -> Result<()> {
         );
     }
     tenants.stop()
+}
+
+// Promise: S90
+#[test]
+fn full_stream_delays_its_own_callers_and_no_other_natively() -> Result<()> {
+    let environment: &[(&str, &Path)] = &[("SLUICE_SOFTGPU_QUEUE_DEPTH", Path::new("2"))];
+    let program = programs::program("held")?;
+    let ran = run_native_with(&Binaries::locate()?, &program, &[], environment, TIMEOUT)?;
+    ensure!(ran.status.success(), "{}\n{}\n{}", ran.status, ran.stdout, ran.stderr);
+    Ok(())
 }
 
 /// A driver that refuses imports in instances alone: an instance is quarantined before a program runs on it, in words, and a whole

@@ -614,6 +614,13 @@ fn ptx() -> Result<Vec<Seed>> {
     let caller = ".extern .func helper; .extern .global .u32 x; .visible .entry run() { .reg .b32 %r; call.uni helper; \
         ld.global.u32 %r, [x]; ret; }";
     let helper = ".visible .global .u32 x = 5; .weak .func helper { ret; }";
+    let sparse = "{ .reg .b32 %r<17>; .reg .f32 %f<9>; mov.b32 %r0, 0x44444444; \
+        mma.sp::ordered_metadata.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r1, %r2}, {%r3, %r4}, \
+        {%f4, %f5, %f6, %f7}, %r0, 3; \
+        mma.sp.sync.aligned.m16n8k128.row.col.satfinite.s32.s4.u4.s32 {%r1, %r2, %r3, %r4}, {%r5, %r6, %r7, %r8}, \
+        {%r9, %r10, %r11, %r12}, {%r13, %r14, %r15, %r16}, %r0, 0; ret; }";
+    let sparse = format!(".version 8.5 .target sm_80 .address_size 64 .visible .entry sparse() {sparse}");
+    seeds.push(("sparse".to_owned(), sparse.into_bytes()));
     seeds.push(("linked".to_owned(), format!("{head} {caller}\0{head} {helper}").into_bytes()));
     Ok(seeds)
 }

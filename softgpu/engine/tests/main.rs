@@ -11,5 +11,7 @@ mod machine;
 mod newer;
 mod ops;
 mod schedule;
+mod sparse;
 mod stack;
 mod targets;
+mod verdicts;

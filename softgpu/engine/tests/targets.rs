@@ -92,7 +92,12 @@ fn kernel_that_cannot_run_is_refused_alone() {
           .func deep() { wgmma.fence.sync.aligned;\nret; }\n\
           .func shallow() { call.uni deep; ret; }\n\
           .visible .entry caller(.param .u32 a) { call.uni shallow;\nret; }\n\
-          .visible .entry cluster() .reqnctapercluster 2, 1, 1 .maxntid 32 { ret; }\n",
+          .visible .entry cluster() .reqnctapercluster 2, 1, 1 .maxntid 32 { ret; }\n\
+          .visible .entry multimem() { .reg .b64 %d<2>; .reg .b32 %r; multimem.red.relaxed.sys.global.add.u32 [%d0], %r; ret; }\n\
+          .visible .entry tensor() { .reg .b64 %d<2>; .reg .b32 %r; cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%d0, {%r}]; ret; }\n\
+          .visible .entry mapa() { .reg .b64 %d<2>; .reg .b32 %r; mapa.u64 %d0, %d1, %r; ret; }\n\
+          .visible .entry barrier() { barrier.cluster.arrive.aligned; ret; }\n\
+          .visible .entry tensormap() { .reg .b64 %d<2>; tensormap.replace.tile.global_address.global.b1024.b64 [%d0], %d1; ret; }\n",
         90,
     )
     .expect("loads");
@@ -108,6 +113,9 @@ fn kernel_that_cannot_run_is_refused_alone() {
     assert_eq!(line, 11);
     assert!(message.contains("calls shallow") && message.contains("line 8: instruction wgmma"), "{message}");
     assert!(refusal("cluster").expect("refused").2.contains("reqnctapercluster"));
+    for name in ["multimem", "tensor", "mapa", "barrier", "tensormap"] {
+        assert_eq!(refusal(name).map(|(kind, ..)| kind), Some(LoadErrorKind::Unsupported), "{name}");
+    }
     let cluster = module.kernels().iter().find(|kernel| kernel.name == "cluster").expect("listed");
     assert_eq!(cluster.max_threads, 32);
     // Text that is invalid refuses its module, whatever else is refused.

@@ -55,16 +55,11 @@ impl AtomicOp {
     pub(crate) fn takes(self, ty: Ty) -> bool {
         let half = matches!(ty, Ty::F16 | Ty::Bf16 | Ty::F16x2 | Ty::Bf16x2);
         match self {
-            AtomicOp::Add => half || matches!(ty, Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64 | Ty::F32 | Ty::F64),
+            AtomicOp::Add => half || matches!(ty, Ty::U32 | Ty::S32 | Ty::U64 | Ty::F32 | Ty::F64),
             AtomicOp::Min | AtomicOp::Max => matches!(ty, Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64) || half,
             AtomicOp::Inc | AtomicOp::Dec => ty == Ty::U32,
-            AtomicOp::And | AtomicOp::Or | AtomicOp::Xor | AtomicOp::Exch => {
-                matches!(ty, Ty::B32 | Ty::B64 | Ty::U32 | Ty::U64 | Ty::S32 | Ty::S64)
-                    || (self == AtomicOp::Exch && matches!(ty, Ty::F32 | Ty::F64))
-            }
-            AtomicOp::Cas => {
-                matches!(ty, Ty::B16 | Ty::B32 | Ty::B64 | Ty::U32 | Ty::U64 | Ty::S32 | Ty::S64)
-            }
+            AtomicOp::And | AtomicOp::Or | AtomicOp::Xor | AtomicOp::Exch => matches!(ty, Ty::B32 | Ty::B64),
+            AtomicOp::Cas => matches!(ty, Ty::B16 | Ty::B32 | Ty::B64),
         }
     }
 

@@ -114,6 +114,28 @@ impl ProductShape {
         k && self.n == 8 && Self::computes(a, b, c, d)
     }
 
+    /// The extents of the fragments if A is sparse: half of its elements are stored, as in a product of half the depth.
+    pub(crate) fn stored(self) -> ProductShape {
+        ProductShape { k: self.k / 2, ..self }
+    }
+
+    /// True if `mma.sp.sync.aligned` has this combination.
+    pub(crate) fn sparse_mma_takes(self, a: Ty, b: Ty, c: Ty, d: Ty) -> bool {
+        let narrow = matches!(a, Ty::E4m3 | Ty::E5m2) && (self.k != 64 || d != Ty::F32);
+        let whole = self.m == 16 && self.k.is_multiple_of(2);
+        whole && a != Ty::B1 && c == d && !narrow && self.stored().mma_takes(a, b, c, d)
+    }
+
+    /// The number of sparsity selectors: sets of threads of which one holds the positions of the stored elements.
+    pub(crate) fn selectors(self, a: Ty) -> u8 {
+        let words = self.k / 2 * bits(a) / 32;
+        match (bits(a) >= 16, words) {
+            (true, 4) => 4,
+            (true, _) | (false, 4) => 2,
+            (false, _) => 1,
+        }
+    }
+
     /// Encodes everything that the executor needs beside the types of d and a.
     pub(crate) fn encode(self, b: Ty, c: Ty) -> i64 {
         let index = |t: Ty| TYPES.iter().position(|x| *x == t).unwrap_or(0) as i64;
@@ -232,15 +254,53 @@ fn list<'a>(extra: &'a [u32], at: &mut usize) -> &'a [u32] {
     out
 }
 
+/// The columns of the stored elements of a sparse A, in row order.
+///
+/// Four bits of the metadata describe a chunk of a row. A chunk has two elements, of which one is stored, if an element has 32 bits; four,
+/// of which two are stored; or eight, of which two pairs are stored, if an element has four bits.
+fn stored_columns(frame: &Frame, shape: ProductShape, ty: Ty, slot: u32, selector: u32) -> Vec<usize> {
+    let stored = shape.stored();
+    let per = match bits(ty) {
+        32 => 1,
+        4 => 4,
+        _ => 2,
+    };
+    let chunks = stored.k / per;
+    let column = |row: u32, at: u32| {
+        let (chunk, n) = (at / per, at % per);
+        let (thread, bit) = if bits(ty) >= 16 {
+            // A word has four chunks of one row, and of the eighth row below it.
+            (selector * (chunks / 4) + chunk / 4, row / 8 * 16 + chunk % 4 * 4)
+        } else {
+            // A word has eight chunks of one row.
+            (selector * 2 + chunk / 8 * 2 + row / 8, chunk % 8 * 4)
+        };
+        let word: u32 = frame.get(slot, (row % 8 * 4 + thread % 4) as usize);
+        let index = |n: u32| word >> (bit + n * 2) & 3;
+        match per {
+            // The position counts in halves of an element.
+            1 => chunk * 2 + index(0) / 2,
+            4 => chunk * 8 + index(n / 2) * 2 + n % 2,
+            _ => chunk * 4 + index(n),
+        }
+    };
+    (0..stored.m).flat_map(|row| (0..stored.k).map(move |at| column(row, at) as usize)).collect()
+}
+
 fn product(frame: &Frame, i: &Inst, extra: &[u32]) {
     let (shape, bt, ct) = ProductShape::decode(i.imm);
     let (dt, at) = (i.ty, i.sty);
     let mut cursor = i.e as usize;
     let d = list(extra, &mut cursor);
     let (a, b, c) = (list(extra, &mut cursor), list(extra, &mut cursor), list(extra, &mut cursor));
+    let metadata = list(extra, &mut cursor).first();
     let view = View { shape, opaque: i.has(flag::THIRD), frame };
-    let (a, b, c) = (view.gather(Part::A, at, a), view.gather(Part::B, bt, b), view.gather(Part::C, ct, c));
-    let (m, n, k) = (shape.m as usize, shape.n as usize, shape.k as usize);
+    let a_view = View { shape: if metadata.is_some() { shape.stored() } else { shape }, ..view };
+    let columns = metadata.map(|slot| stored_columns(frame, shape, at, *slot, i.n.into()));
+    let (a, b, c) = (a_view.gather(Part::A, at, a), view.gather(Part::B, bt, b), view.gather(Part::C, ct, c));
+    // The depth of the stored elements of A, and the row of B for each of them.
+    let (m, n, k) = (shape.m as usize, shape.n as usize, a_view.shape.k as usize);
+    let b_row = |row: usize, j: usize| columns.as_ref().map_or(j, |columns| columns[row * k + j]);
     debug_assert!(a.columns as usize == k && b.columns as usize == n && c.columns as usize == n);
     let mut out = vec![0u64; m * n];
     if at == Ty::F64 {
@@ -263,7 +323,8 @@ fn product(frame: &Frame, i: &Inst, extra: &[u32]) {
             }
             for j in 0..k {
                 let x = float(at, a.values[row * k + j]);
-                for (sum, y) in acc.iter_mut().zip(&b[j * n..(j + 1) * n]) {
+                let start = b_row(row, j) * n;
+                for (sum, y) in acc.iter_mut().zip(&b[start..start + n]) {
                     *sum += x * y;
                 }
             }
@@ -276,7 +337,7 @@ fn product(frame: &Frame, i: &Inst, extra: &[u32]) {
             for column in 0..n {
                 let mut acc = num::sext(c.values[row * n + column], 32);
                 for j in 0..k {
-                    let (x, y) = (a.values[row * k + j], b.values[j * n + column]);
+                    let (x, y) = (a.values[row * k + j], b.values[b_row(row, j) * n + column]);
                     acc += match i.sub {
                         1 => (x ^ y) as i64,
                         2 => (x & y) as i64,

@@ -248,6 +248,12 @@ impl<'a> Lower<'a, '_> {
             [a, b] => (self.src(a, Ty::U32)?, self.src(b, Ty::U32)?),
             _ => return self.fail("wrong number of operands"),
         };
+        if matches!(sources.first(), Some(Operand::Int(number)) if *number > 15) {
+            return self.fail("barriers have the numbers 0 to 15");
+        }
+        if matches!(sources.get(1), Some(Operand::Int(threads)) if !threads.is_multiple_of(32)) {
+            return self.fail("whole warps take part in a barrier");
+        }
         let mut i = self.inst(Op::Barrier, ty);
         (i.d, i.a, i.b, i.c, i.sub) = (d, a, b, c, kind as u8);
         i.flags |= if negated { flag::NOT_C } else { 0 };

@@ -620,12 +620,12 @@ impl<'a> Lower<'a, '_> {
         let to = m.take("to");
         let ty = self.one_type(m)?;
         let Some(space) = m.space else { return self.fail("a state space is missing") };
-        if ty.bytes() != 8 {
-            return self.fail("addresses have 64 bits");
-        }
         let [d, a] = self.operands(inst)?;
         let a = self.src(a, ty)?;
         let d = self.dst(d, ty)?;
+        if ty.bytes() != 8 {
+            return self.unsupported("addresses have 64 bits");
+        }
         let base = Self::window(space);
         if base == 0 {
             self.mov(d, a, true);

@@ -4,6 +4,7 @@
 //! The rows were read from the answers of the vendor's assembler to one instruction with one more modifier. An opcode without a row
 //! is checked by its lowering alone.
 
+use super::combination;
 use crate::ptx::{Instruction, Ty};
 
 /// The modifiers of an instruction of these types.
@@ -200,14 +201,30 @@ const ARITHMETIC: &[&str] = &[
 /// Modifiers of accesses to memory.
 const ACCESS: &[&str] = &[
     "global", "shared", "local", "const", "param", "v2", "v4", "v8", "volatile", "relaxed", "acquire",
-    "release", "acq_rel", "weak", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "noftz", "mmio",
+    "release", "acq_rel", "weak", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "noftz", "mmio", "cta",
+    "gpu", "sys",
 ];
+/// The types of instructions of control flow and between threads; none for those without a row.
+fn control_types(inst: &Instruction<'_>) -> &'static [&'static [&'static str]] {
+    let has = |word: &str| inst.modifiers.contains(&word);
+    match inst.opcode {
+        "shfl" | "activemask" => &[&["b32"]],
+        "nanosleep" => &[&["u32"]],
+        "match" => &[&["b32"], &["b64"]],
+        "vote" if has("ballot") => &[&["b32"]],
+        "vote" => &[&["pred"]],
+        "bar" if has("popc") => &[&["u32"]],
+        "bar" if has("red") => &[&["pred"]],
+        _ => &[&[]],
+    }
+}
 /// Types of values in memory.
 const STORED: &[&str] =
     &["b8", "b16", "b32", "b64", "b128", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f32", "f64"];
 
 /// Checks the modifiers of an instruction. Returns the reason if one does not belong there, or if one is missing.
 pub(super) fn check(inst: &Instruction<'_>) -> Result<(), String> {
+    combination::check(inst)?;
     let words = || inst.modifiers.iter().copied();
     let wrong = |word: &str| Err(format!("modifier .{word} is not valid here"));
     let is_type = |word: &&str| Ty::parse(word).is_some();
@@ -239,15 +256,28 @@ pub(super) fn check(inst: &Instruction<'_>) -> Result<(), String> {
         }
         "bra" | "brx" | "ret" | "exit" | "trap" | "shfl" | "vote" | "match" | "activemask" | "nanosleep"
         | "bar" | "membar" => {
-            if let Some(word) = words().find(|word| ARITHMETIC.contains(word) || ACCESS.contains(word)) {
+            let is_level = |word: &str| match inst.opcode {
+                "membar" => matches!(word, "cta" | "sys"),
+                _ => inst.opcode == "bar" && word == "cta",
+            };
+            let is_wrong =
+                |word: &&str| ARITHMETIC.contains(word) || ACCESS.contains(word) && !is_level(word);
+            if let Some(word) = words().find(is_wrong) {
                 return wrong(word);
             }
             if inst.opcode == "membar" && inst.modifiers.is_empty() {
                 return Err("a level is missing".to_owned());
             }
-            let is_wrong = |word: &&str| is_type(word) && !matches!(*word, "u32" | "pred");
-            if let Some(word) = words().find(is_wrong).filter(|_| inst.opcode == "bar") {
-                return Err(format!(".{word} is not a type of this instruction"));
+            let types: Vec<&str> = words().filter(is_type).collect();
+            if !control_types(inst).contains(&types.as_slice()) {
+                return Err("the types are not those of this instruction".to_owned());
+            }
+        }
+        "redux" => {
+            let allowed = |word: &str| matches!(word, "NaN" | "abs");
+            let is_wrong = |word: &&str| ARITHMETIC.contains(word) && !allowed(word) || ACCESS.contains(word);
+            if let Some(word) = words().find(is_wrong) {
+                return wrong(word);
             }
         }
         "setp" | "set" => {
@@ -268,7 +298,8 @@ pub(super) fn check(inst: &Instruction<'_>) -> Result<(), String> {
                 return Err("one state space is expected".to_owned());
             }
             let at = words().position(|word| word == "to");
-            if let Some(word) = words().find(|word| !is_space(word) && !is_type(word) && *word != "to") {
+            let is_wrong = |word: &&str| !is_space(word) && !matches!(*word, "to" | "u32" | "u64");
+            if let Some(word) = words().find(is_wrong) {
                 return wrong(word);
             }
             if at.is_some_and(|at| at != 0) {
@@ -277,9 +308,10 @@ pub(super) fn check(inst: &Instruction<'_>) -> Result<(), String> {
         }
         "cp" if !words().any(|word| word == "async") => return Err("unknown instruction".to_owned()),
         "sust" | "suld" | "sured" | "tex" | "tld4" | "txq" | "suq" => {
-            let ordered = ["volatile", "relaxed", "acquire", "release", "acq_rel", "weak", "mmio"];
-            let arithmetic = |word: &&str| ARITHMETIC.contains(word) || ordered.contains(word);
-            if let Some(word) = words().find(arithmetic) {
+            let allowed = ["v2", "v4", "ca", "cg", "cs", "cv", "wb", "wt"];
+            let is_wrong =
+                |word: &&str| ARITHMETIC.contains(word) || ACCESS.contains(word) && !allowed.contains(word);
+            if let Some(word) = words().find(is_wrong) {
                 return wrong(word);
             }
         }

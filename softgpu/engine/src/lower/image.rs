@@ -83,6 +83,7 @@ impl<'a> Lower<'a, '_> {
         };
         let handle = self.handle(base)?;
         let list = list(coordinates);
+        self.one_width(list)?;
         let layers = usize::from(geometry.layered());
         // Vectors of three elements are written with four; the last one is ignored.
         if list.len() < geometry.dimensions() + layers || list.len() > 4 {
@@ -300,6 +301,15 @@ impl<'a> Lower<'a, '_> {
         }
     }
 
+    /// The registers of an access. Without a vector among the modifiers, assemblers take a vector of any length.
+    fn surface_elements<'o>(&mut self, operand: &'o Operand<'a>, n: u8) -> Res<&'o [Operand<'a>]> {
+        if n == 1 && list(operand).len() > 1 {
+            return self.unsupported("a vector without .v2 or .v4 is not supported");
+        }
+        self.one_width(list(operand))?;
+        self.elements(operand, n)
+    }
+
     fn surface_load(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
         if !m.take("b") {
             return self.fail(".b is missing");
@@ -310,7 +320,7 @@ impl<'a> Lower<'a, '_> {
         let (handle, coordinates) = self.place(place, geometry, Ty::S32)?;
         let mut results = Vec::new();
         let mut wide = None;
-        for element in self.elements(d, m.vector)? {
+        for element in self.surface_elements(d, m.vector)? {
             let (slot, reg) = self.dst_any(element, ty)?;
             if *wide.get_or_insert(reg.bytes() == 8) != (reg.bytes() == 8) {
                 return self.fail("the registers of a vector must have one width");
@@ -344,7 +354,7 @@ impl<'a> Lower<'a, '_> {
         let (handle, coordinates) = self.place(place, geometry, Ty::S32)?;
         let mut values = Vec::new();
         let mut wide = None;
-        for element in self.elements(value, m.vector)? {
+        for element in self.surface_elements(value, m.vector)? {
             let (slot, w) = if texels { (self.src(element, ty)?, false) } else { self.src_any(element, ty)? };
             if *wide.get_or_insert(w) != w {
                 return self.fail("the registers of a vector must have one width");

@@ -153,10 +153,9 @@ impl<'a> Lower<'a, '_> {
     fn mma(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
         self.sync_aligned(m)?;
         let shape = self.shape(m)?;
-        if m.take("sp")
-            || m.other.iter().any(|w| w.starts_with("sp") || w.starts_with("kind") || w.starts_with("block"))
-        {
-            return self.unsupported("sparse and scaled forms are not supported");
+        let sparse = m.take("sp") || m.take("sp::ordered_metadata");
+        if m.other.iter().any(|w| w.starts_with("kind") || w.starts_with("block")) {
+            return self.unsupported("scaled forms are not supported");
         }
         let mut layout = || {
             m.find(|word| match word {
@@ -188,31 +187,65 @@ impl<'a> Lower<'a, '_> {
             ([dt, ct], (Some(at), Some(bt))) => (*dt, at, bt, *ct),
             _ => return self.fail("four types are expected"),
         };
-        if !shape.mma_takes(at, bt, ct, dt) {
+        if sparse && !shape.sparse_mma_takes(at, bt, ct, dt) {
+            return self.fail("no sparse product has this combination of shape and types");
+        }
+        if !sparse && !shape.mma_takes(at, bt, ct, dt) {
             return self.unsupported("this combination of shape and types is not supported");
+        }
+        if m.has(flag::SAT) && dt != Ty::S32 {
+            return self.fail("only sums of integers saturate");
         }
         if (at == Ty::B1) != (sub != 0) {
             return self.fail("a bit operation requires .b1");
         }
-        let [d, a, b, c] = self.operands(inst)?;
+        let ([d, a, b, c], sparsity) = if sparse {
+            let [d, a, b, c, metadata, selector] = self.operands(inst)?;
+            ([d, a, b, c], Some((metadata, selector)))
+        } else {
+            (self.operands(inst)?, None)
+        };
         let a = self.part(a, at, false)?;
         let b = self.part(b, bt, false)?;
         let c = self.part(c, ct, false)?;
         let d = self.part(d, dt, true)?;
         let (mm, n, k) = (shape.m, shape.n, shape.k);
-        for (slots, ty, total) in [(&a, at, mm * k), (&b, bt, k * n), (&c, ct, mm * n), (&d, dt, mm * n)] {
+        let stored = if sparse { shape.stored().k } else { k };
+        for (slots, ty, total) in [(&a, at, mm * stored), (&b, bt, k * n), (&c, ct, mm * n), (&d, dt, mm * n)]
+        {
             if Self::elements_of(slots, ty) * 32 != total {
                 return self.fail("a fragment does not have the size of the shape");
             }
         }
         let mut i = self.inst(Op::Mma, dt);
+        let mut positions = Vec::new();
+        if let Some((metadata, selector)) = sparsity {
+            let (metadata, selector) = self.sparsity(metadata, selector, shape.selectors(at))?;
+            positions.push(metadata);
+            i.n = selector;
+        }
         i.sty = at;
         i.sub = sub;
         i.imm = shape.encode(bt, ct);
         i.flags |= m.flags & flag::SAT;
-        i.e = self.extra(&[&d, &a, &b, &c]);
+        i.e = self.extra(&[&d, &a, &b, &c, &positions]);
         self.emit(i);
         Ok(())
+    }
+
+    /// The slot with the positions of the stored elements of a sparse matrix, and the selector of the threads that hold them.
+    fn sparsity(&mut self, metadata: &Operand<'a>, selector: &Operand<'a>, selectors: u8) -> Res<(u32, u8)> {
+        if !matches!(metadata, Operand::Name(_)) {
+            return self.fail("the metadata is a register");
+        }
+        let number = match selector {
+            Operand::Int(number) => u8::try_from(*number).ok().filter(|number| *number < selectors),
+            _ => None,
+        };
+        match number {
+            Some(number) => Ok((self.src(metadata, Ty::B32)?, number)),
+            None => self.fail(format!("the selector is a constant below {selectors}")),
+        }
     }
 
     /// The products of m8n8k4: one for each four lanes of the lower half of a warp and four of the upper half.
@@ -246,7 +279,7 @@ impl<'a> Lower<'a, '_> {
         i.imm = ProductShape { m: 8, n: 8, k: 4 }.encode(Ty::F16, ct);
         i.flags |= if a_column { flag::LAYOUT_A_COL } else { 0 };
         i.flags |= if b_column { flag::TRANSPOSE } else { 0 };
-        i.e = self.extra(&[&d, &a, &b, &c]);
+        i.e = self.extra(&[&d, &a, &b, &c, &[]]);
         self.emit(i);
         Ok(())
     }
@@ -341,7 +374,7 @@ impl<'a> Lower<'a, '_> {
         i.imm = shape.encode(bt, ct);
         // The layout of wmma fragments is our own: in the order of the matrix.
         i.flags |= m.flags & flag::SAT | flag::THIRD;
-        i.e = self.extra(&[&d, &a, &b, &c]);
+        i.e = self.extra(&[&d, &a, &b, &c, &[]]);
         self.emit(i);
         Ok(())
     }

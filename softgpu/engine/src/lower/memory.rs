@@ -21,6 +21,20 @@ impl<'a> Lower<'a, '_> {
         }
     }
 
+    /// Checks that the registers of a vector have one width.
+    pub(super) fn one_width(&mut self, elements: &[Operand<'a>]) -> Res<()> {
+        let mut width = None;
+        for element in elements {
+            let Operand::Name(name) = element else { continue };
+            if let Some(FunctionName::Register { ty, .. }) = self.lookup(name)?
+                && *width.get_or_insert(ty.bytes()) != ty.bytes()
+            {
+                return self.fail("the registers of a vector must have one width");
+            }
+        }
+        Ok(())
+    }
+
     fn memory_type(&self, m: &Modifiers<'a>) -> Res<Ty> {
         let ty = self.one_type(m)?;
         match ty {
@@ -42,6 +56,7 @@ impl<'a> Lower<'a, '_> {
         let ty = self.memory_type(m)?;
         let space = m.space.unwrap_or(Space::Generic);
         let elements = self.elements(d, m.vector)?;
+        self.one_width(elements)?;
         if space == Space::Param && matches!(address, Operand::Memory { base: None, .. }) {
             return self.fail("a parameter is expected");
         }
@@ -82,11 +97,8 @@ impl<'a> Lower<'a, '_> {
         let (a, imm, flags) = self.address(address, space)?;
         let mut slots = Vec::new();
         let mut wide = false;
-        for (n, element) in elements.iter().enumerate() {
+        for element in elements {
             let (slot, reg) = self.dst_any(element, ty)?;
-            if n > 0 && wide != (reg.bytes() == 8) {
-                return self.fail("the registers of a vector must have one width");
-            }
             wide = reg.bytes() == 8;
             slots.push(slot);
         }
@@ -112,7 +124,7 @@ impl<'a> Lower<'a, '_> {
         let (d, reg) = self.dst_any(element, ty)?;
         let end = at.checked_add(i64::from(ty.bytes()));
         if at < 0 || end.is_none_or(|e| e > i64::from(bytes)) || at % i64::from(ty.bytes()) != 0 {
-            return self.fail("the access is outside of the parameter, or misaligned");
+            return self.unsupported("the access is outside of the parameter, or misaligned");
         }
         let at = u32::try_from(at).unwrap_or(0);
         let word = first + at / 4 * UNITS;
@@ -181,6 +193,7 @@ impl<'a> Lower<'a, '_> {
         let ty = self.memory_type(m)?;
         let space = m.space.unwrap_or(Space::Generic);
         let elements = self.elements(a, m.vector)?;
+        self.one_width(elements)?;
         if space == Space::Param
             && let Operand::Memory { base: Some(name), offset } = address
             && let Some(FunctionName::Words { first, bytes }) = self.lookup(name)?
@@ -219,7 +232,7 @@ impl<'a> Lower<'a, '_> {
         let (a, wide) = self.src_any(element, ty)?;
         let end = at.checked_add(i64::from(ty.bytes()));
         if at < 0 || end.is_none_or(|e| e > i64::from(bytes)) || at % i64::from(ty.bytes()) != 0 {
-            return self.fail("the access is outside of the parameter, or misaligned");
+            return self.unsupported("the access is outside of the parameter, or misaligned");
         }
         let at = u32::try_from(at).unwrap_or(0);
         let word = first + at / 4 * UNITS;
@@ -260,7 +273,7 @@ impl<'a> Lower<'a, '_> {
             return self.atomic_of_128_bits(inst, m, op);
         }
         if !op.takes(ty) {
-            return self.unsupported("not supported for this type");
+            return self.fail("the operation is not defined for this type");
         }
         let red = inst.opcode == "red";
         let list = inst.operands.as_slice();

@@ -6,6 +6,7 @@
 //! This module makes every slot number that the executor uses, inside the frame whose size is recorded in the [`LoweredCode`]. It checks
 //! the width of each operand against the width that the instruction reads, so that no access leaves its frame.
 
+mod combination;
 mod comparison;
 mod control;
 mod data;

@@ -88,6 +88,8 @@ impl<'a> Modifiers<'a> {
                 "cta" | "gpu" | "sys" | "cluster" => {}
                 // Cache operators and cache hints.
                 "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "nc" | "weak" | "noftz" => {}
+                // A second time they mean the same.
+                "uni" | "sync" if m.other.contains(&word) => {}
                 _ if word.starts_with("L1::") || word.starts_with("L2::") => {}
                 _ => m.other.push(word),
             }

@@ -218,20 +218,15 @@ impl<'a> Lower<'a, '_> {
     pub(super) fn value(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<u32> {
         let wide = ty.bytes() == 8;
         match operand {
+            Operand::Int(_) | Operand::Name(_) | Operand::Dotted(..) | Operand::SymbolOffset(..)
+                if ty.float() =>
+            {
+                self.fail("a number with a fraction or a register is expected")
+            }
             Operand::Int(v) => {
-                let v = match ty {
-                    #[expect(
-                        clippy::cast_precision_loss,
-                        reason = "an integer in the place of a float is converted"
-                    )]
-                    Ty::F32 => u64::from((v.cast_signed() as f32).to_bits()),
-                    #[expect(
-                        clippy::cast_precision_loss,
-                        reason = "an integer in the place of a float is converted"
-                    )]
-                    Ty::F64 => (v.cast_signed() as f64).to_bits(),
-                    _ if ty.bytes() == 2 => v & 0xffff,
-                    _ if ty.bytes() == 1 => v & 0xff,
+                let v = match ty.bytes() {
+                    2 => v & 0xffff,
+                    1 => v & 0xff,
                     _ => *v,
                 };
                 self.bits(v, wide)
@@ -387,13 +382,19 @@ impl<'a> Lower<'a, '_> {
             return self.fail("an address in brackets is expected");
         };
         let Some(name) = base else {
+            if space != Space::Local {
+                return self.fail("only addresses of local memory are numbers");
+            }
             return Ok((self.bits(0, true)?, *offset, 0));
         };
         match self.lookup(name)? {
+            Some(FunctionName::Register { ty, .. }) if ty.float() || ty == Ty::Pred => {
+                self.fail(format!("register {name} holds no address"))
+            }
             Some(FunctionName::Register { slot, ty }) => match ty.bytes() {
                 8 => Ok((slot, *offset, 0)),
-                4 if ty != Ty::Pred => Ok((slot, *offset, flag::ADDR32)),
-                _ => self.fail("an address has 32 or 64 bits"),
+                4 => Ok((slot, *offset, flag::ADDR32)),
+                _ => self.unsupported("addresses of fewer than 32 bits are not supported"),
             },
             Some(FunctionName::Local(at)) if space == Space::Local => {
                 Ok((self.local_address(i64::from(at), false)?, *offset, flag::ADDR32))

@@ -77,9 +77,9 @@ pub(super) fn constants(code: &mut LoweredCode) -> Vec<u32> {
             }
             Op::LdMatrix => swap(&mut i.a),
             Op::Mma => {
-                // d, a, b, c: each after its length; the first is written.
+                // d, a, b, c, metadata: each after its length; the first is written.
                 let mut at = i.e as usize;
-                for list in 0..4 {
+                for list in 0..5 {
                     let len = code.extra.get(at).copied().unwrap_or(0) as usize;
                     if list > 0 {
                         code.extra.iter_mut().skip(at + 1).take(len).for_each(swap);

@@ -161,15 +161,24 @@ fn number<'a>(src: &'a [u8], i: &mut usize, line: u32) -> Result<Tok<'a>, LoadEr
     let radix_int = |from: usize, to: usize, radix: u32| {
         u64::from_str_radix(text(&src[from..to]), radix).map_err(|_| bad())
     };
+    // A constant of 65 bits loses the highest one, as with the vendor's assembler; a longer one is an error.
+    let integer = |from: usize, to: usize, radix: u32| {
+        let mut digits = text(&src[from..to]).chars().map(|digit| digit.to_digit(radix));
+        let value = digits.try_fold(0_u64, |value, digit| {
+            let next = value.wrapping_mul(radix.into()).wrapping_add(digit?.into());
+            (value < 1 << 63).then_some(next)
+        });
+        value.filter(|_| from < to).ok_or_else(bad)
+    };
     let second = at(start + 1);
     let (value, end) = match (src[start], second) {
         (b'0', b'x' | b'X') => {
             let e = digits(start + 2, 16);
-            (radix_int(start + 2, e, 16)?, e)
+            (integer(start + 2, e, 16)?, e)
         }
         (b'0', b'b' | b'B') => {
             let e = digits(start + 2, 2);
-            (radix_int(start + 2, e, 2)?, e)
+            (integer(start + 2, e, 2)?, e)
         }
         (b'0', b'f' | b'F') => {
             let e = digits(start + 2, 16);
@@ -209,9 +218,9 @@ fn number<'a>(src: &'a [u8], i: &mut usize, line: u32) -> Result<Tok<'a>, LoadEr
                 return Ok(Tok::F64(v.to_bits()));
             }
             if src[start] == b'0' && e > start + 1 {
-                (radix_int(start, e, 8)?, e)
+                (integer(start, e, 8)?, e)
             } else {
-                (radix_int(start, e, 10)?, e)
+                (integer(start, e, 10)?, e)
             }
         }
     };

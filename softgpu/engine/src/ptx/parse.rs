@@ -249,26 +249,27 @@ impl<'a> Parser<'a> {
 
     fn definition(&mut self, tree: &mut Tree<'a>) -> Res<()> {
         let mut linkage = Linkage::default();
-        loop {
-            match self.peek() {
-                Tok::Dot("extern") => linkage.external = true,
-                Tok::Dot("visible") => linkage.visible = true,
-                Tok::Dot("weak" | "common") => (linkage.visible, linkage.weak) = (true, true),
-                Tok::Dot("entry" | "func") => {
-                    let function = self.function(linkage)?;
-                    tree.functions.push(function);
-                    return Ok(());
-                }
-                Tok::Dot("tex") => return self.references(linkage, &mut tree.references),
-                Tok::Dot("global") if reference::opaque(self.peek_at(1)) => {
-                    return self.references(linkage, &mut tree.references);
-                }
-                Tok::Dot("global" | "const" | "shared") => {
-                    return self.variables(linkage, &mut tree.variables);
-                }
-                _ => return self.unexpected("a module-scope directive"),
-            }
+        match self.peek() {
+            Tok::Dot("extern") => linkage.external = true,
+            Tok::Dot("visible") => linkage.visible = true,
+            Tok::Dot("weak" | "common") => (linkage.visible, linkage.weak) = (true, true),
+            _ => {}
+        }
+        if linkage.external || linkage.visible {
             self.next();
+        }
+        match self.peek() {
+            Tok::Dot("entry" | "func") => {
+                let function = self.function(linkage)?;
+                tree.functions.push(function);
+                Ok(())
+            }
+            Tok::Dot("tex") => self.references(linkage, &mut tree.references),
+            Tok::Dot("global") if reference::opaque(self.peek_at(1)) => {
+                self.references(linkage, &mut tree.references)
+            }
+            Tok::Dot("global" | "const" | "shared") => self.variables(linkage, &mut tree.variables),
+            _ => self.unexpected("a module-scope directive"),
         }
     }
 
@@ -384,6 +385,9 @@ impl<'a> Parser<'a> {
                 _ => return self.unexpected("a parameter"),
             };
             let (ty, align, vector) = self.type_and_align()?;
+            if !register && matches!(ty, Ty::Pred | Ty::F16x2) {
+                return self.fail("no parameter in memory has this type");
+            }
             if register && vector != 1 {
                 return self.unsupported("parameters in vector registers are not supported");
             }
@@ -445,7 +449,7 @@ impl<'a> Parser<'a> {
                 // A parameter of an opaque type is a handle.
                 Tok::Dot("texref" | "surfref") if ty.is_none() => ty = Some(Ty::U64),
                 Tok::Dot("samplerref") => return self.no_samplers(),
-                Tok::Dot(name) if ty.is_none() && Ty::parse(name).is_some() => ty = Ty::parse(name),
+                Tok::Dot(name) if ty.is_none() && Ty::declared(name).is_some() => ty = Ty::declared(name),
                 Tok::Dot("attribute") => {
                     return self.fail("misplaced .attribute");
                 }
@@ -499,6 +503,9 @@ impl<'a> Parser<'a> {
         };
         let managed = self.attribute()?;
         let (ty, align, vector) = self.type_and_align()?;
+        if ty == Ty::Pred || ty == Ty::F16x2 && space == Space::Param {
+            return self.fail("no variable of this space has this type");
+        }
         loop {
             let name = self.ident()?;
             let (mut size, mut dims) = self.dimensions(ty, vector, true)?;

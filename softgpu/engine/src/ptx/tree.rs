@@ -48,6 +48,15 @@ pub(crate) enum Ty {
 }
 
 impl Ty {
+    /// Parses the type of a register or variable. Other types are those of instructions alone.
+    pub(crate) fn declared(name: &str) -> Option<Ty> {
+        use Ty::{B8, B16, B32, B64, B128, F16, F16x2, F32, F64, Pred, S8, S16, S32, S64, U8, U16, U32, U64};
+        Ty::parse(name).filter(|ty| {
+            matches!(ty, B8 | B16 | B32 | B64 | B128 | U8 | U16 | U32 | U64 | S8 | S16 | S32 | S64)
+                || matches!(ty, F16 | F16x2 | F32 | F64 | Pred)
+        })
+    }
+
     /// The type of a modifier.
     pub(crate) fn parse(name: &str) -> Option<Ty> {
         Some(match name {

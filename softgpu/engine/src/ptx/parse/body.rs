@@ -193,8 +193,8 @@ impl<'a> Parser<'a> {
             if parts.len() > 128 {
                 return self.fail("vector too long");
             }
-            if !self.eat(b',') && self.peek() != Tok::Punct(b'}') {
-                return self.unexpected("',' or '}'");
+            if self.eat(b',') == (self.peek() == Tok::Punct(b'}')) {
+                return self.unexpected("an element, or '}' without ','");
             }
         }
         Ok(parts)

@@ -14,8 +14,10 @@ use crate::regs::{CONST, NONE};
 
 /// Loads of a group that are worth code for each shape, the groups of a run that get it, and the instructions of such a run.
 const FREQUENT_LOADS: usize = 4;
-const MAX_VARIANT_GROUPS: usize = 2;
+const MAX_VARIANT_GROUPS: usize = VARIANT_BASES.len();
 const MAX_VARIANT_LENGTH: usize = 160;
+/// Registers for their first addresses: no instruction of a run without a loop uses these before the last load.
+pub(super) const VARIANT_BASES: [Gpr; 2] = [Gpr::R11, Gpr::R14];
 
 /// The shapes of eight addresses.
 mod shape {
@@ -327,6 +329,11 @@ impl Emitter<'_> {
         }
     }
 
+    /// Keeps the first address of a group of loads in a register.
+    pub(super) fn keep_first(&mut self, n: usize, to: Gpr) {
+        self.general(64, &[0x8b], to, Self::load_place(n).first);
+    }
+
     pub(super) fn compare_shape(&mut self, n: usize, shape: u32) {
         self.immediate(32, 7, Self::load_place(n).shape, shape.cast_signed());
     }
@@ -352,20 +359,18 @@ impl Emitter<'_> {
             to: (0..if group.size == 8 { 2 } else { 1 }).map(|part| self.target(part)).collect(),
         };
         match self.shapes.get(&n) {
-            Some(&shape) => {
-                self.general(64, &[0x8b], Gpr::Eax, place.first);
-                if shape == shape::EQUAL { self.load_equal(&load) } else { self.load_consecutive(&load) }
-            }
+            Some(&(shape::EQUAL, base)) => self.load_equal(&load, base),
+            Some(&(_, base)) => self.load_consecutive(&load, base),
             None => {
                 let [scattered, consecutive, done] = [(); 3].map(|()| self.code.label());
                 self.compare_shape(n, shape::CONSECUTIVE);
                 self.general(64, &[0x8b], Gpr::Eax, place.first);
                 self.code.jump_if(JumpCondition::Above, scattered);
                 self.code.jump_if(JumpCondition::Zero, consecutive);
-                self.load_equal(&load);
+                self.load_equal(&load, Gpr::Eax);
                 self.code.jump(done);
                 self.code.bind(consecutive);
-                self.load_consecutive(&load);
+                self.load_consecutive(&load, Gpr::Eax);
                 self.code.jump(done);
                 self.code.bind(scattered);
                 self.load_scattered(&load, &place);
@@ -377,9 +382,9 @@ impl Emitter<'_> {
         }
     }
 
-    /// Loads one element at the address in `rax`.
-    fn load_equal(&mut self, load: &VectorLoad) {
-        let from = at(Gpr::Eax, None, load.offset);
+    /// Loads one element.
+    fn load_equal(&mut self, load: &VectorLoad, base: Gpr) {
+        let from = at(base, None, load.offset);
         if load.size >= 4 {
             let op = if load.size == 8 { x::PBROADCASTQ } else { x::PBROADCASTD };
             for &to in &load.to {
@@ -393,8 +398,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Loads eight elements from the address in `rax` on.
-    fn load_consecutive(&mut self, load: &VectorLoad) {
+    /// Loads eight elements, one after the other.
+    fn load_consecutive(&mut self, load: &VectorLoad, base: Gpr) {
         let all = match (load.size, load.signed) {
             (1, false) => x::PMOVZXBD,
             (1, true) => x::PMOVSXBD,
@@ -403,7 +408,7 @@ impl Emitter<'_> {
             _ => x::MOVUPS_LOAD,
         };
         for (&to, more) in load.to.iter().zip([0, 32]) {
-            self.code.vex(all, to, 0, at(Gpr::Eax, None, load.offset + more), None);
+            self.code.vex(all, to, 0, at(base, None, load.offset + more), None);
         }
     }
 

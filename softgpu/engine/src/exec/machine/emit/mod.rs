@@ -11,7 +11,7 @@ mod sequences;
 
 use std::collections::HashMap;
 
-use access::Miss;
+use access::{Miss, VARIANT_BASES};
 
 use super::encode::{self as x, Address, CodeBuffer, Gpr, JumpCondition, Label, Rm};
 use super::form::Width;
@@ -64,9 +64,10 @@ struct Emitter<'a> {
     /// The end of a run that the interpreter must execute.
     decline: Label,
     misses: Vec<Miss>,
-    /// The groups of loads whose addresses are checked before the instructions, and the shapes that the code is for.
+    /// The groups of loads whose addresses are checked before the instructions; the shapes that the code is for, and the registers with the
+    /// first addresses.
     checked: Vec<usize>,
-    shapes: HashMap<usize, u32>,
+    shapes: HashMap<usize, (u32, Gpr)>,
     failed: bool,
 }
 
@@ -169,10 +170,11 @@ impl Emitter<'_> {
         for combination in 0..combinations {
             let other = self.code.label();
             for (n, &group) in checked.iter().enumerate() {
-                let shape = combination >> n & 1;
-                self.shapes.insert(group, shape);
+                let (shape, base) = (combination >> n & 1, VARIANT_BASES[n]);
+                self.shapes.insert(group, (shape, base));
                 self.compare_shape(group, shape);
                 self.code.jump_if(JumpCondition::NotZero, other);
+                self.keep_first(group, base);
             }
             self.straight(whole, next);
             self.code.jump(next);
