@@ -15,7 +15,7 @@ use rustix::{
 };
 use sluice_runtime::process::{Identity, is_gone, kill};
 
-use super::{Launcher, Survivor, cgroup::Cgroups, ready::ReadyChild, role::ChildRole};
+use super::{Launcher, Survivor, cgroup::Cgroups, role::ChildRole};
 
 /// A process of this launcher, or of an earlier one.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl Launcher {
         }
         // Devices, arbiters and inventories continue, too. A user is not given to a second process, even if the first one is unknown.
         let own = self.children.values().map(|child| child.pid);
-        let own: BTreeSet<u32> = own.chain(self.ready.iter().map(ReadyChild::process)).collect();
+        let own: BTreeSet<u32> = own.chain(self.ready_processes()).collect();
         for process in processes().filter(|process| !living.contains(process) && !own.contains(process)) {
             let taken = self.users.is_some().then(|| uid_of(process)).flatten();
             let uid = taken.filter(|uid| self.has_user(*uid));

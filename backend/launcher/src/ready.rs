@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 
-use super::{Launcher, confinement::Confinement, role::ChildRole, spawn::Shape, starting::MadeChild};
+use super::{Launcher, confinement::Confinement, role::ChildRole, spawn::ChildShape, starting::MadeChild};
 
 /// Largest number of processes made ahead; the oldest one ends first.
 const MOST: usize = 16;
 
 /// The kinds of processes that are made ahead: those that are started often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ReadyKind {
     Device,
     Worker,
 }
 
-impl Kind {
+impl ReadyKind {
     /// Time after a start until the next process is made: that of a worker has begun its session by then, and needs the
     /// processors no longer.
     const fn pause(self) -> Duration {
@@ -43,31 +43,29 @@ impl Kind {
 /// A process that was made ahead.
 #[derive(Debug)]
 pub(super) struct ReadyChild {
-    kind: Kind,
-    shape: Shape,
+    kind: ReadyKind,
+    shape: ChildShape,
     made: MadeChild,
-}
-
-impl ReadyChild {
-    /// The number of the process.
-    pub(super) fn process(&self) -> u32 {
-        self.made.prepared.pid
-    }
 }
 
 /// A process to make ahead.
 #[derive(Debug)]
 pub(super) struct Wanted {
     role: ChildRole,
-    kind: Kind,
-    shape: Shape,
+    kind: ReadyKind,
+    shape: ChildShape,
     due: Instant,
 }
 
 impl Launcher {
+    /// The numbers of the processes that were made ahead.
+    pub(super) fn ready_processes(&self) -> impl Iterator<Item = u32> {
+        self.ready.iter().map(|ready| ready.made.prepared.pid)
+    }
+
     /// Takes a process that was made ahead for a role, if there is one.
-    pub(super) fn take_ready(&mut self, role: ChildRole, shape: &Shape) -> Option<MadeChild> {
-        let kind = Kind::of(role)?;
+    pub(super) fn take_ready(&mut self, role: ChildRole, shape: &ChildShape) -> Option<MadeChild> {
+        let kind = ReadyKind::of(role)?;
         let at = self.ready.iter().position(|ready| ready.kind == kind && ready.shape == *shape)?;
         let made = self.ready.remove(at).made;
         if self.program(role).is_some_and(|program| made.prepared.sees_present_files(program, shape)) {
@@ -78,9 +76,9 @@ impl Launcher {
     }
 
     /// Makes a process like one that has just been started, a little later and when there is nothing else to do.
-    pub(super) fn want_ready(&mut self, role: ChildRole, shape: Shape) {
+    pub(super) fn want_ready(&mut self, role: ChildRole, shape: ChildShape) {
         let confinement = self.program(role).and_then(|program| program.confinement.as_ref());
-        if let Some(kind) = Kind::of(role)
+        if let Some(kind) = ReadyKind::of(role)
             && confinement.is_some_and(Confinement::has_namespaces)
         {
             self.wanted = Some(Wanted { role, kind, shape, due: Instant::now() + kind.pause() });

@@ -69,7 +69,7 @@ pub(crate) struct Program {
 
 /// The properties of a child beside its program, its user and its descriptors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct ChildShape {
     /// Additional arguments.
     pub(crate) arguments: Vec<OsString>,
     /// The devices that its driver shows it.
@@ -98,7 +98,7 @@ pub(crate) struct Prepared {
 /// Only the caller waits for children, so the process id cannot belong to another process when the pidfd is opened.
 pub(crate) fn prepare(
     program: &Program,
-    shape: &Shape,
+    shape: &ChildShape,
     uid: Option<u32>,
     log: OwnedFd,
 ) -> io::Result<Prepared> {
@@ -157,7 +157,7 @@ pub(crate) fn prepare(
 
 impl Prepared {
     /// True if a process of this program and shape would see the same files now.
-    pub(crate) fn sees_present_files(&self, program: &Program, shape: &Shape) -> bool {
+    pub(crate) fn sees_present_files(&self, program: &Program, shape: &ChildShape) -> bool {
         let present = program.confinement.as_ref().map(|all| all.list(shape.visible)).transpose();
         present.is_ok_and(|present| present == self.files)
     }

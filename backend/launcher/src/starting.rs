@@ -26,7 +26,7 @@ use sluice_runtime::{
 };
 use sluice_shared_memory::socket;
 
-use super::spawn::{self, Prepared, Program, Shape};
+use super::spawn::{self, ChildShape, Prepared, Program};
 use super::{Child, DeviceSpec, Launcher, ending::end, oom, role::ChildRole};
 
 /// A child that was just started.
@@ -195,7 +195,7 @@ impl Launcher {
     }
 
     /// Makes a process for a role, which waits for its descriptors.
-    pub(super) fn make(&mut self, role: ChildRole, shape: &Shape) -> io::Result<MadeChild> {
+    pub(super) fn make(&mut self, role: ChildRole, shape: &ChildShape) -> io::Result<MadeChild> {
         let (log, log_end) = child_log::pipe()?;
         let uid = self.take_user(role).or_else(|error| {
             // Those of processes that were made ahead come free.
@@ -238,21 +238,24 @@ impl Launcher {
     }
 
     /// The properties of a process of a role; `spec` is for a device.
-    fn shape(&self, role: ChildRole, spec: DeviceSpec, visible: Visible) -> Shape {
+    fn shape(&self, role: ChildRole, spec: DeviceSpec, visible: Visible) -> ChildShape {
         match role {
             ChildRole::Device(_) => self.device_shape(spec),
-            ChildRole::Probe(_) => {
-                Shape { arguments: vec!["--probe".into()], silent: true, visible, tells_users_apart: false }
-            }
+            ChildRole::Probe(_) => ChildShape {
+                arguments: vec!["--probe".into()],
+                silent: true,
+                visible,
+                tells_users_apart: false,
+            },
             // Output of a guest's kernels is unbounded and goes to the guest, not to the host's log. An arbiter and an inventory run no
             // kernel of a guest.
             ChildRole::Worker(_) | ChildRole::Arbiter(_) | ChildRole::Inventory => {
-                Shape { silent: true, visible, ..Shape::default() }
+                ChildShape { silent: true, visible, ..ChildShape::default() }
             }
         }
     }
 
-    fn device_shape(&self, spec: DeviceSpec) -> Shape {
+    fn device_shape(&self, spec: DeviceSpec) -> ChildShape {
         let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
         arguments.extend(["--stream-fd".into(), (spawn::FIRST + 2).to_string().into()]);
         arguments.extend(["--scanouts".into(), spec.scanouts.to_string().into()]);
@@ -265,7 +268,7 @@ impl Launcher {
         } else if self.trust_vmm_memory {
             arguments.push("--trust-memory".into());
         }
-        Shape { arguments, tells_users_apart: spec.direct, ..Shape::default() }
+        ChildShape { arguments, tells_users_apart: spec.direct, ..ChildShape::default() }
     }
 
     /// Removes the sockets of a VM whose device does not run.
