@@ -58,8 +58,8 @@ const BUFFER_MOST: libc::c_int = 2;
 const HOST_AHEAD: u64 = 1 << 20;
 /// The longest wait for the first frame of the host.
 const TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// Bytes that one write passes to a virtual socket. A kernel may split a packet of more than eight pages into several pieces, and some
-/// devices in user space drop such packets.
+/// Bytes that one write passes to a virtual socket, and of records that are held at most. A kernel may split a packet of more than
+/// eight pages into several pieces, and some devices in user space drop such packets.
 const PACKET_BYTES: usize = 28 << 10;
 /// Bytes that are sent or received at once: a bulk frame and a record.
 const BUFFER_BYTES: usize = limits::STREAM_BULK_BYTES + limits::RECORD_BYTES + 2 * HEAD_BYTES;
@@ -218,11 +218,16 @@ impl Vsock {
         let words = unsafe { Words::new(base, layout::BYTES) };
         self.shared.page.get_or_init(|| words);
         let (receiver, sender) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
-        let started = spawn("sluice-stream", move || receiver.receive(&words))
-            .and_then(|()| spawn("sluice-sender", move || sender.send_held()));
-        started.map_err(|error| TransportError::System {
-            what: "a thread",
-            error: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+        // The receiving thread comes last: without a session the page is unmapped.
+        let started = spawn("sluice-sender", move || sender.send_held())
+            .and_then(|()| spawn("sluice-stream", move || receiver.receive(&words)));
+        started.map_err(|error| {
+            self.shared.lost.store(true, Ordering::Relaxed);
+            self.shared.send_soon();
+            TransportError::System {
+                what: "a thread",
+                error: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+            }
         })
     }
 }
@@ -272,7 +277,7 @@ impl Connection {
 
     /// Leaves the last record in the output, if there is a reason to wait for further ones, or sends it.
     fn send_or_hold(&self, output: &mut Output) -> Result<(), TransportError> {
-        if output.length < self.packet && !self.is_consumed(output) {
+        if output.length < PACKET_BYTES && !self.is_consumed(output) {
             self.holds_records.store(true, Ordering::Relaxed);
             // Either this thread sees the new head, or the receiving thread sees that records are held.
             fence(Ordering::SeqCst);
@@ -482,6 +487,7 @@ impl Transport for Vsock {
         // The record was just encoded here, so it decodes.
         let reads = Header::read(record).and_then(|(header, fields)| calls::staged(header.call, fields));
         let mut output = self.shared.output();
+        let held = output.length;
         for range in reads.map(|staged| staged.reads).unwrap_or_default().into_iter().flatten() {
             let (mut address, mut left) = (range.address, range.bytes);
             while left > 0 {
@@ -497,7 +503,7 @@ impl Transport for Vsock {
             }
         }
         let frame = HEAD_BYTES + record.len();
-        let fills_a_packet = output.length > 0 && output.length + frame > self.shared.packet;
+        let fills_a_packet = held > 0 && held == output.length && held + frame > PACKET_BYTES;
         if fills_a_packet || output.room() < frame {
             self.shared.flush(&mut output)?;
         }
