@@ -147,7 +147,8 @@ impl Stage {
         let api = tenants.folder().join("run/api.sock");
         management::make_vms(&api, &[(HOSTILE, vm.clone())])?;
         Client::at(api).delete_vm(&HOSTILE.to_string())?;
-        let serving = serving(&tenants)?;
+        let one_of_each = |now: &BTreeMap<&str, Vec<u32>>| now.values().all(|processes| processes.len() == 1);
+        let serving = wait("a process is there twice, or not", || serving(&tenants), one_of_each)?;
         let others = serving.values().flatten().copied();
         let own = tenants.workers(NEIGHBOUR)?.into_iter().chain([tenants.device(NEIGHBOUR)?]);
         let processes = others.chain(own).collect();
@@ -213,8 +214,9 @@ impl Stage {
             || self.tenants.processes("sluice-worker"),
             |all| all.len() == of_neighbour,
         )?;
-        let now = serving(&self.tenants)?;
-        ensure!(now == self.serving, "processes were replaced: {now:?} instead of {:?}", self.serving);
+        // A process that the launcher makes ahead has its program's name for a moment.
+        let replaced = format!("processes were replaced, before: {:?}", self.serving);
+        let now = wait(&replaced, || serving(&self.tenants), |now| *now == self.serving)?;
         let fewer =
             |now: &BTreeMap<&'static str, usize>| now.iter().all(|(name, count)| *count <= before[name]);
         wait(&format!("descriptors are left, before: {before:?}"), || descriptors(&now), fewer)?;
