@@ -116,6 +116,8 @@ fn shares_of_busy_vms_follow_weights_and_keep_the_throughput() -> Result<()> {
     let mut two = None;
     measure(|| {
         two = None;
+        // Its last kernels are charged until its worker is gone.
+        eventually("the worker is gone", || tenants.workers(2).is_ok_and(|workers| workers.is_empty()));
         let (done, used, whole) = charged_while(&tenants, &[&one])?;
         println!("{} kernels alone, charged {:.1} % of the time", done[0], whole * 100.0);
         let (alone, lone) = (done[0], whole);
