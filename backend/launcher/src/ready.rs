@@ -75,28 +75,32 @@ impl Launcher {
         None
     }
 
-    /// Makes a process like one that has just been started, a little later and when there is nothing else to do.
+    /// Makes a process like one that has just been started, a little later. A kind that is wanted already keeps its time: steady starts
+    /// do not put it off.
     pub(super) fn want_ready(&mut self, role: ChildRole, shape: ChildShape) {
         let confinement = self.program(role).and_then(|program| program.confinement.as_ref());
         if let Some(kind) = ReadyKind::of(role)
             && confinement.is_some_and(Confinement::has_namespaces)
         {
-            self.wanted = Some(Wanted { role, kind, shape, due: Instant::now() + kind.pause() });
+            let earlier = self.wanted.iter().position(|wanted| wanted.kind == kind);
+            let earlier = earlier.map(|at| self.wanted.swap_remove(at).due);
+            let due = earlier.unwrap_or_else(|| Instant::now() + kind.pause());
+            self.wanted.push(Wanted { role, kind, shape, due });
         }
     }
 
     /// The time until a process has to be made, or `other` if that is shorter.
     pub(super) fn until_ready(&self, other: Option<Timespec>) -> Option<Timespec> {
-        let Some(Wanted { due, .. }) = &self.wanted else { return other };
-        let wait = due.saturating_duration_since(Instant::now());
-        let wait = Timespec::try_from(wait).ok();
+        let due = self.wanted.iter().map(|wanted| wanted.due).min();
+        let wait = due.and_then(|due| Timespec::try_from(due.saturating_duration_since(Instant::now())).ok());
         wait.into_iter().chain(other).min()
     }
 
-    /// Makes the process that is wanted, if it is time.
+    /// Makes one process that is wanted, if it is time: a request waits for no second one.
     pub(super) fn make_ready(&mut self) {
-        let Some(wanted) = self.wanted.take_if(|wanted| wanted.due <= Instant::now()) else { return };
-        let Wanted { role, kind, shape, .. } = wanted;
+        let now = Instant::now();
+        let Some(at) = self.wanted.iter().position(|wanted| wanted.due <= now) else { return };
+        let Wanted { role, kind, shape, .. } = self.wanted.swap_remove(at);
         if self.ready.iter().any(|ready| ready.kind == kind && ready.shape == shape) {
             return;
         }
@@ -111,7 +115,7 @@ impl Launcher {
 
     /// Ends all processes that were made ahead. False if there are none.
     pub(super) fn end_ready(&mut self) -> bool {
-        self.wanted = None;
+        self.wanted.clear();
         let ready = std::mem::take(&mut self.ready);
         let any = !ready.is_empty();
         ready.into_iter().for_each(|ready| self.discard(ready.made));
