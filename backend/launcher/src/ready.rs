@@ -104,21 +104,29 @@ impl Launcher {
         if self.ready.iter().any(|ready| ready.kind == kind && ready.shape == shape) {
             return;
         }
+        // Without a free user none is made: it would take that of another process made ahead.
+        let Ok(uid) = self.take_user(role) else { return };
         // A failure is logged; the next start tries again.
-        let Ok(made) = self.make(role, &shape) else { return };
+        let Ok(made) = self.make(role, &shape, uid) else { return };
         self.ready.push(ReadyChild { kind, shape, made });
         if self.ready.len() > MOST {
-            let oldest = self.ready.remove(0);
-            self.discard(oldest.made);
+            self.end_oldest_ready();
         }
     }
 
-    /// Ends all processes that were made ahead. False if there are none.
-    pub(super) fn end_ready(&mut self) -> bool {
-        self.wanted.clear();
-        let ready = std::mem::take(&mut self.ready);
-        let any = !ready.is_empty();
-        ready.into_iter().for_each(|ready| self.discard(ready.made));
+    /// Ends the oldest process that was made ahead. False if there is none.
+    pub(super) fn end_oldest_ready(&mut self) -> bool {
+        let any = !self.ready.is_empty();
+        if any {
+            let oldest = self.ready.remove(0);
+            self.discard(oldest.made);
+        }
         any
+    }
+
+    /// Ends all processes that were made ahead, and wants no others.
+    pub(super) fn end_ready(&mut self) {
+        self.wanted.clear();
+        while self.end_oldest_ready() {}
     }
 }
