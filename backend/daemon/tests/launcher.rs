@@ -73,7 +73,7 @@ impl Launcher {
         self.process.id()
     }
 
-    fn hear(&self) -> Result<Started, Errno> {
+    pub(crate) fn hear(&self) -> Result<Started, Errno> {
         match self.hear_answer() {
             (FromLauncher::Started { process, started, .. }, descriptors) => {
                 let mut descriptors = descriptors.into_iter();
@@ -115,7 +115,7 @@ impl Launcher {
     }
 
     /// Sends a message that has no answer.
-    fn tell(&self, message: ToLauncher) {
+    pub(crate) fn tell(&self, message: ToLauncher) {
         socket::send(&self.socket, &message.encode(), &[]).expect("a launcher that listens");
     }
 

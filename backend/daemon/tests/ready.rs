@@ -44,9 +44,16 @@ fn has_namespaces(started: &Started) -> bool {
 
 /// The process that waits for the launcher's next start, once it has all that it needs.
 fn waiting(launcher: &Launcher) -> u32 {
+    *waiting_of(launcher, 1).first().expect("a process that waits")
+}
+
+/// This many processes that wait for the launcher's next starts, or more.
+fn waiting_of(launcher: &Launcher, number: usize) -> BTreeSet<u32> {
     let is_ready = |process: &u32| is_made_ahead(*process) && sockets(*process) == 1;
-    let ready = || children(launcher.pid()).into_iter().find(|process| is_ready(process));
-    until(ready, Option::is_some).expect("a process that waits")
+    let ready = || children(launcher.pid()).into_iter().filter(is_ready).collect::<BTreeSet<_>>();
+    let ready = until(ready, |ready| ready.len() >= number);
+    assert!(ready.len() >= number, "only {ready:?} wait");
+    ready
 }
 
 /// The descriptors of a process, by what they are.
@@ -88,6 +95,29 @@ fn next_worker_is_the_process_that_was_made_ahead_and_has_nothing_of_another() {
     assert_eq!((&found["fds"], &found["capabilities"]), (&serde_json::json!([0, 1, 2, 3]), &0.into()));
     assert_eq!(namespaces(ready), own);
     assert_ne!(waiting(&launcher), ready, "each is used once");
+    launcher.end();
+    place.wait_empty();
+}
+
+// Promise: P62
+#[test]
+fn device_and_worker_that_start_at_once_both_leave_a_process_made_ahead() {
+    let place = Place::new();
+    let (launcher, _) = confining(&place, &[]);
+    let device = |vm| ToLauncher::StartDevice { vm, scanouts: 0, direct: true, fixed_arena: 0 };
+    let worker = |vm| ToLauncher::StartWorker { vm, session: vm, visible: Visible::Host };
+    // The second request is there before the launcher has answered the first one.
+    launcher.tell(device(1));
+    launcher.tell(worker(1));
+    let [first, second] = [launcher.hear().expect("a device"), launcher.hear().expect("a worker")];
+    if !has_namespaces(&first) || !has_namespaces(&second) {
+        return;
+    }
+    let ready = waiting_of(&launcher, 2);
+    for request in [device(2), worker(2)] {
+        let started = launcher.ask(request).expect("a process");
+        assert!(ready.contains(&started.pid), "{request:?}");
+    }
     launcher.end();
     place.wait_empty();
 }

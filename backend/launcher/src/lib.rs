@@ -205,8 +205,8 @@ pub struct Launcher {
     children: BTreeMap<u64, Child>,
     /// Processes made ahead, the oldest first.
     ready: Vec<ReadyChild>,
-    /// The process to make ahead when there is nothing else to do.
-    wanted: Option<Wanted>,
+    /// The processes to make ahead, one of each kind at most.
+    wanted: Vec<Wanted>,
     next_key: u64,
     /// Limits the reported ends of children.
     ends: TokenBucket,
@@ -332,7 +332,7 @@ impl Launcher {
             lifeline,
             children: BTreeMap::new(),
             ready: Vec::new(),
-            wanted: None,
+            wanted: Vec::new(),
             next_key: next_key.max(FIRST_CHILD),
             ends: TokenBucket::new(ENDS.1, ENDS.0, Instant::now()),
             dropped: 0,
@@ -352,7 +352,6 @@ impl Launcher {
             let timeout = self.service.as_mut().map_or(quiet, |service| service.live(quiet));
             let timeout = self.until_ready(timeout);
             match epoll::wait(&self.events, spare_capacity(&mut ready), timeout.as_ref()) {
-                Ok(0) => self.make_ready(),
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(LauncherError::Wait(error)),
@@ -374,6 +373,10 @@ impl Launcher {
             }
             if called {
                 self.accept()?;
+            }
+            // The next request may be there already.
+            if !asked {
+                self.make_ready();
             }
         }
         Ok(())

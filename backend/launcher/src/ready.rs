@@ -75,46 +75,58 @@ impl Launcher {
         None
     }
 
-    /// Makes a process like one that has just been started, a little later and when there is nothing else to do.
+    /// Makes a process like one that has just been started, a little later. A kind that is wanted already keeps its time: steady starts
+    /// do not put it off.
     pub(super) fn want_ready(&mut self, role: ChildRole, shape: ChildShape) {
         let confinement = self.program(role).and_then(|program| program.confinement.as_ref());
         if let Some(kind) = ReadyKind::of(role)
             && confinement.is_some_and(Confinement::has_namespaces)
         {
-            self.wanted = Some(Wanted { role, kind, shape, due: Instant::now() + kind.pause() });
+            let earlier = self.wanted.iter().position(|wanted| wanted.kind == kind);
+            let earlier = earlier.map(|at| self.wanted.swap_remove(at).due);
+            let due = earlier.unwrap_or_else(|| Instant::now() + kind.pause());
+            self.wanted.push(Wanted { role, kind, shape, due });
         }
     }
 
     /// The time until a process has to be made, or `other` if that is shorter.
     pub(super) fn until_ready(&self, other: Option<Timespec>) -> Option<Timespec> {
-        let Some(Wanted { due, .. }) = &self.wanted else { return other };
-        let wait = due.saturating_duration_since(Instant::now());
-        let wait = Timespec::try_from(wait).ok();
+        let due = self.wanted.iter().map(|wanted| wanted.due).min();
+        let wait = due.and_then(|due| Timespec::try_from(due.saturating_duration_since(Instant::now())).ok());
         wait.into_iter().chain(other).min()
     }
 
-    /// Makes the process that is wanted, if it is time.
+    /// Makes one process that is wanted, if it is time: a request waits for no second one.
     pub(super) fn make_ready(&mut self) {
-        let Some(wanted) = self.wanted.take_if(|wanted| wanted.due <= Instant::now()) else { return };
-        let Wanted { role, kind, shape, .. } = wanted;
+        let now = Instant::now();
+        let Some(at) = self.wanted.iter().position(|wanted| wanted.due <= now) else { return };
+        let Wanted { role, kind, shape, .. } = self.wanted.swap_remove(at);
         if self.ready.iter().any(|ready| ready.kind == kind && ready.shape == shape) {
             return;
         }
+        // Without a free user none is made: it would take that of another process made ahead.
+        let Ok(uid) = self.take_user(role) else { return };
         // A failure is logged; the next start tries again.
-        let Ok(made) = self.make(role, &shape) else { return };
+        let Ok(made) = self.make(role, &shape, uid) else { return };
         self.ready.push(ReadyChild { kind, shape, made });
         if self.ready.len() > MOST {
-            let oldest = self.ready.remove(0);
-            self.discard(oldest.made);
+            self.end_oldest_ready();
         }
     }
 
-    /// Ends all processes that were made ahead. False if there are none.
-    pub(super) fn end_ready(&mut self) -> bool {
-        self.wanted = None;
-        let ready = std::mem::take(&mut self.ready);
-        let any = !ready.is_empty();
-        ready.into_iter().for_each(|ready| self.discard(ready.made));
+    /// Ends the oldest process that was made ahead. False if there is none.
+    pub(super) fn end_oldest_ready(&mut self) -> bool {
+        let any = !self.ready.is_empty();
+        if any {
+            let oldest = self.ready.remove(0);
+            self.discard(oldest.made);
+        }
         any
+    }
+
+    /// Ends all processes that were made ahead, and wants no others.
+    pub(super) fn end_ready(&mut self) {
+        self.wanted.clear();
+        while self.end_oldest_ready() {}
     }
 }

@@ -113,7 +113,7 @@ impl Launcher {
 
     /// A user for a new process, if processes are users of their own. The inventory stays the launcher's user, to which the nodes
     /// belong by which instances are made.
-    fn take_user(&mut self, role: ChildRole) -> Result<Option<u32>, Errno> {
+    pub(super) fn take_user(&mut self, role: ChildRole) -> Result<Option<u32>, Errno> {
         let Some(users) = &mut self.users else { return Ok(None) };
         match role {
             ChildRole::Worker(_) | ChildRole::Probe(_) => users.take().ok_or(Errno::AGAIN).map(Some),
@@ -180,7 +180,8 @@ impl Launcher {
                 }
             }
         }
-        let made = self.make(role, &shape)?;
+        let uid = self.take_user_now(role)?;
+        let made = self.make(role, &shape, uid)?;
         match made.prepared.run(cgroup, &descriptors) {
             Ok(()) => {
                 self.want_ready(role, shape);
@@ -194,23 +195,34 @@ impl Launcher {
         }
     }
 
-    /// Makes a process for a role, which waits for its descriptors.
-    pub(super) fn make(&mut self, role: ChildRole, shape: &ChildShape) -> io::Result<MadeChild> {
-        let (log, log_end) = child_log::pipe()?;
-        let uid = self.take_user(role).or_else(|error| {
-            // Those of processes that were made ahead come free.
-            if self.end_ready() { self.take_user(role) } else { Err(error) }
-        })?;
-        let program = self.program(role).ok_or(Errno::INVAL.into());
-        let prepared = program.and_then(|program| {
+    /// A user for a process that starts now. Those of processes that were made ahead come free for it, the oldest first.
+    fn take_user_now(&mut self, role: ChildRole) -> Result<Option<u32>, Errno> {
+        loop {
+            match self.take_user(role) {
+                Err(_) if self.end_oldest_ready() => {}
+                taken => return taken,
+            }
+        }
+    }
+
+    /// Makes a process for a role, which waits for its descriptors. Its user is given back if it cannot be made.
+    pub(super) fn make(
+        &mut self,
+        role: ChildRole,
+        shape: &ChildShape,
+        uid: Option<u32>,
+    ) -> io::Result<MadeChild> {
+        let prepared = child_log::pipe().and_then(|(log, log_end)| {
+            let program = self.program(role).ok_or(Errno::INVAL)?;
             let prepare = || spawn::prepare(program, shape, uid, log_end);
-            match role {
+            let prepared = match role {
                 ChildRole::Worker(_) | ChildRole::Probe(_) => oom::ended_first(prepare),
                 ChildRole::Device(_) | ChildRole::Arbiter(_) | ChildRole::Inventory => prepare(),
-            }
+            };
+            Ok((prepared?, log))
         });
         match prepared {
-            Ok(prepared) => Ok(MadeChild { prepared, log, uid }),
+            Ok((prepared, log)) => Ok(MadeChild { prepared, log, uid }),
             Err(error) => {
                 tracing::error!(%role, %error, "cannot make a process");
                 self.give_back(uid, None);

@@ -74,7 +74,7 @@ extern "C" fn refuse(_signal: i32, information: *mut libc::siginfo_t, context: *
         let blocked = unsafe { (&raw mut (*context).uc_sigmask).cast::<u64>() };
         let (how, set) = (register(libc::REG_RDI), register(libc::REG_RSI));
         let (old, bytes) = (register(libc::REG_RDX), register(libc::REG_R10));
-        // SAFETY: the caller's pointers, which it passed to the kernel as valid; `blocked` is valid as above.
+        // SAFETY: `blocked` is valid as above.
         unsafe { change(blocked, how, set as *const u64, old as *mut u64, bytes) }
     } else {
         let request = register(libc::REG_RSI);
@@ -85,14 +85,21 @@ extern "C" fn refuse(_signal: i32, information: *mut libc::siginfo_t, context: *
     unsafe { (*registers)[libc::REG_RAX as usize] = -i64::from(result) };
 }
 
-/// Changes a set of blocked signals as `rt_sigprocmask(2)`, but never blocks SIGSYS. Returns the number of an error, or 0.
+/// Changes a set of blocked signals as `rt_sigprocmask(2)`, but never blocks SIGSYS. Returns the number of an error, or 0. A bad pointer
+/// is EFAULT, as from the kernel, unless another thread unmaps its memory at this moment.
 ///
 /// # Safety
-/// `blocked` and `set` are valid, and `old` is valid or null.
+/// `blocked` is valid.
 unsafe fn change(blocked: *mut u64, how: u64, set: *const u64, old: *mut u64, bytes: u64) -> i32 {
+    if bytes != SET_BYTES {
+        return libc::EINVAL;
+    }
+    if !is_readable(set) {
+        return libc::EFAULT;
+    }
     // SAFETY: promised by the caller.
     let before = unsafe { blocked.read() };
-    // SAFETY: promised by the caller.
+    // SAFETY: the kernel has just read it.
     let set = unsafe { set.read_unaligned() };
     // The kernel reads an `int`.
     let after = match i32::try_from(how & 0xffff_ffff) {
@@ -101,16 +108,48 @@ unsafe fn change(blocked: *mut u64, how: u64, set: *const u64, old: *mut u64, by
         Ok(libc::SIG_SETMASK) => set,
         _ => return libc::EINVAL,
     };
-    if bytes != SET_BYTES {
-        return libc::EINVAL;
-    }
     // SAFETY: promised by the caller.
     unsafe { blocked.write(after & !SIGSYS_BIT) };
     if !old.is_null() {
-        // SAFETY: promised by the caller.
+        // As in the kernel, the signals have changed even if this fails.
+        if !is_writable(old) {
+            return libc::EFAULT;
+        }
+        // SAFETY: the kernel has just written it.
         unsafe { old.write_unaligned(before) };
     }
     0
+}
+
+/// True if a set of signals can be read: the kernel reads it before it refuses to wait for too many descriptors.
+fn is_readable(set: *const u64) -> bool {
+    let ppoll = [0, u32::MAX.into(), 0, set as u64, SET_BYTES];
+    // SAFETY: the call fails in any case, without a wait.
+    !set.is_null() && unsafe { error_of(libc::SYS_ppoll, ppoll) } != libc::EFAULT
+}
+
+/// True if a set of signals can be written: the kernel writes the handler's own set there, and changes none.
+fn is_writable(old: *mut u64) -> bool {
+    let query = [0, 0, old as u64, SET_BYTES, 0];
+    // SAFETY: the caller of the call that is answered wants a set there.
+    unsafe { error_of(libc::SYS_rt_sigprocmask, query) == 0 }
+}
+
+/// The error of a system call, or 0; the interrupted thread keeps its `errno`.
+///
+/// # Safety
+/// As of the call.
+unsafe fn error_of(call: libc::c_long, arguments: [u64; 5]) -> i32 {
+    let [a, b, c, d, e] = arguments;
+    // SAFETY: a pointer to a variable of this thread.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: valid, as above.
+    let before = unsafe { errno.read() };
+    // SAFETY: promised by the caller.
+    let result = unsafe { libc::syscall(call, a, b, c, d, e) };
+    // SAFETY: valid, as above.
+    let error = unsafe { errno.replace(before) };
+    if result == -1 { error } else { 0 }
 }
 
 /// Writes a line about the first call with this number, or with this number and request; about [`LINES`] such calls at most.
@@ -177,6 +216,21 @@ mod tests {
         // SAFETY: three valid pointers.
         let error = unsafe { change(&raw mut blocked, how, &raw const set, &raw mut old, SET_BYTES) };
         (error, blocked, old)
+    }
+
+    #[test]
+    fn bad_set_of_signals_is_refused_and_changes_nothing() {
+        let (mut blocked, set) = (1, u64::MAX);
+        let mut change = |set, old, bytes| {
+            // SAFETY: `blocked` is valid.
+            let error = unsafe { change(&raw mut blocked, 0, set, old, bytes) };
+            (error, blocked)
+        };
+        let (none, bad) = (core::ptr::null_mut(), core::ptr::without_provenance_mut(8));
+        assert_eq!(change(bad, none, 4), (libc::EINVAL, 1), "the size comes first");
+        assert_eq!(change(bad, none, SET_BYTES), (libc::EFAULT, 1));
+        assert_eq!(change(none, none, SET_BYTES), (libc::EFAULT, 1));
+        assert_eq!(change(&raw const set, bad, SET_BYTES), (libc::EFAULT, !SIGSYS_BIT), "as in the kernel");
     }
 
     // Promise: F98

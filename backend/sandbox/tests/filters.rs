@@ -507,6 +507,29 @@ fn refused_call_does_not_end_a_thread_that_blocks_all_signals() {
     assert_eq!((end, lines.len()), (WORKED, 1), "{lines:?}");
 }
 
+// Promise: F98
+#[test]
+fn bad_set_of_blocked_signals_fails_and_ends_no_process() {
+    for role in [Role::Worker(nvidia()), Role::Arbiter(nvidia()), Role::Inventory(nvidia())] {
+        let body = || {
+            let set = u64::MAX;
+            let error = |set: *const u64, old: *mut u64, bytes: usize| {
+                // SAFETY: the kernel, or the handler in its place, checks the pointers.
+                let result =
+                    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, set, old, bytes) };
+                if result == 0 { 0 } else { errno() }
+            };
+            let (none, bad) = (core::ptr::null_mut(), core::ptr::without_provenance_mut(8));
+            error(bad, none, 8) == libc::EFAULT
+                && error(bad, none, 4) == libc::EINVAL
+                && error(&raw const set, bad, 8) == libc::EFAULT
+                && error(&raw const set, none, 8) == 0
+                && is_refused(0xae01)
+        };
+        assert_eq!(heard(role, body).0, WORKED, "{role:?}");
+    }
+}
+
 /// A socket pair, made before the filter is entered.
 fn pair() -> (i64, std::os::unix::net::UnixStream, std::os::unix::net::UnixStream) {
     use std::os::fd::AsRawFd as _;
