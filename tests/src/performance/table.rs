@@ -216,14 +216,14 @@ pub const TABLE: &[RowKind] = &[
         "ms",
         Some("process start"),
         Aim::Unset,
-        "From the start of a program until its first kernel is complete.",
+        "From the start of a program until its first kernel is complete, on the software GPU.",
     ),
     row(
         "session/step/{program,init,context,module,kernel}",
         "ms",
         None,
         Aim::Unset,
-        "The steps of the row before: start of the program and load of the library, `cuInit`, the primary context, a module, and a kernel until it is complete.",
+        "The steps of the row before, on the software GPU: start of the program and load of the library, `cuInit`, the primary context, a module, and a kernel until it is complete.",
     ),
     row(
         "memory/alloc/{1KiB,1MiB,2MiB,32MiB,512MiB}",
