@@ -22,7 +22,7 @@ pub(crate) fn measure_all(binaries: &Binaries, filter: &[String]) -> Result<Vec<
         eprintln!("not measured: {AREA} without `cargo build --release --workspace --example bench`");
         return Ok(Vec::new());
     }
-    let milliseconds = |machine_code: &str| -> Result<BTreeMap<String, f64>> {
+    let milliseconds = |machine_code: &str| -> Result<BTreeMap<String, Vec<f64>>> {
         let mut command = Command::new(&program);
         let output = command.arg("--json").env("SLUICE_SOFTGPU_JIT", machine_code).output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -33,9 +33,9 @@ pub(crate) fn measure_all(binaries: &Binaries, filter: &[String]) -> Result<Vec<
         let interpreted = milliseconds("0")?;
         for (kernel, own) in milliseconds("1")? {
             let other = interpreted.get(&kernel).context("the same kernels")?;
-            let sides = [own, *other].map(|milliseconds| {
+            let sides = [&own, other].map(|milliseconds| {
                 let mut samples = Samples::default();
-                samples.push(milliseconds * 1e6);
+                samples.extend(milliseconds.iter().map(|milliseconds| milliseconds * 1e6).collect());
                 samples
             });
             let [own, other] = sides;
