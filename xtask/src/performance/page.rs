@@ -26,6 +26,7 @@ const NONE: &str = "–";
 
 /// The page of a template.
 pub(super) fn page(template: &str, records: &Records) -> Result<String> {
+    records.check()?;
     let mut text = "<!-- Generated from xtask/src/performance/template.md and docs/performance.json by `cargo xtask bench --report`. \
          Do not edit. -->\n\n"
         .to_owned();
@@ -306,6 +307,15 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
+    }
+
+    #[test]
+    fn record_in_another_unit_makes_no_page() {
+        let mut records = records();
+        if let Some(run) = &mut records.bench {
+            run.rows[0].unit = "ms".to_owned();
+        }
+        assert!(page("{{value call/sync}}", &records).is_err());
     }
 
     #[test]
