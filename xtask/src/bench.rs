@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use sluice_tests::performance::table::wants_engine;
 use sluice_tests::process;
 
 use crate::cargo::{build_release, cargo, run_visibly};
@@ -28,8 +29,10 @@ pub(crate) struct BenchOptions {
 /// Runs the benchmarks; false if one fails.
 pub(crate) fn run(options: &BenchOptions) -> Result<bool> {
     let program = build_release()?.get("sluice-bench")?;
-    // With all packages, so that it shares their builds.
-    run_visibly(cargo().args(["build", "--release", "--workspace", "--example", "bench"]))?;
+    if !options.vm && wants_engine(&options.filter) {
+        // With all packages, so that it shares their builds.
+        run_visibly(cargo().args(["build", "--release", "--workspace", "--example", "bench"]))?;
+    }
     let record = tempfile::NamedTempFile::new()?;
     let mut bench = std::process::Command::new(program);
     if options.vm {

@@ -15,7 +15,7 @@ macro_rules! budgets {
 
 budgets! {
     /// Instructions of `cuLaunchKernel` in the guest's library, with three parameters, on the default stream.
-    GUEST_LAUNCH = 1_340;
+    GUEST_LAUNCH = 1_460;
     /// Instructions of a launch in the worker, from its submission until its end is observed, in a VM that shares its unit with no other.
     WORKER_LAUNCH = 700;
     /// Calls of the driver for a thousand launches in the worker: the launches and their markers. No other VM shares the unit.

@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 use crate::{matrix, paths};
 
 /// A row with its figures, in its unit. Of the figures of a yardstick there are none if the row has no yardstick.
+///
+/// A round of a row in a VM is a run of the whole row there, of which only the figures leave the VM: its figures are the medians of those
+/// of the rounds, p99 and p99.9 too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// The row's name, which [`table::kind`] knows.

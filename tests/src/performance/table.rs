@@ -29,6 +29,9 @@ pub enum Aim {
 /// Units of rates; of all others less is better.
 const RATES: [&str; 2] = ["GB/s", "1/s"];
 
+/// The beginning of the names of the rows that the engine's own program measures.
+pub const ENGINE: &str = "engine/";
+
 /// The rows, in the order of the page.
 pub const TABLE: &[RowKind] = &[
     row(
@@ -216,14 +219,14 @@ pub const TABLE: &[RowKind] = &[
         "ms",
         Some("process start"),
         Aim::Unset,
-        "From the start of a program until its first kernel is complete.",
+        "From the start of a program until its first kernel is complete, on the software GPU.",
     ),
     row(
         "session/step/{program,init,context,module,kernel}",
         "ms",
         None,
         Aim::Unset,
-        "The steps of the row before: start of the program and load of the library, `cuInit`, the primary context, a module, and a kernel until it is complete.",
+        "The steps of the row before, on the software GPU: start of the program and load of the library, `cuInit`, the primary context, a module, and a kernel until it is complete.",
     ),
     row(
         "memory/alloc/{1KiB,1MiB,2MiB,32MiB,512MiB}",
@@ -359,6 +362,13 @@ pub fn kind(name: &str) -> Option<&'static RowKind> {
     TABLE.iter().find(|kind| kind.all().any(|own| own == name))
 }
 
+/// True if a row of the engine is asked for: its name contains one of these texts, or there is none.
+#[must_use]
+pub fn wants_engine(filter: &[String]) -> bool {
+    let mut names = TABLE.iter().flat_map(RowKind::all).filter(|name| name.starts_with(ENGINE));
+    filter.is_empty() || names.any(|name| filter.iter().any(|part| name.contains(part)))
+}
+
 impl RowKind {
     /// The names of its rows.
     pub fn all(&self) -> impl Iterator<Item = String> {
@@ -411,6 +421,14 @@ mod tests {
         }
         assert_eq!(kind("vm/2d/wake/idle").map(|kind| kind.names), Some("wake/idle"));
         assert!(kind("vm/2d/wake").is_none() && kind("wake").is_none());
+    }
+
+    #[test]
+    fn engine_is_wanted_by_a_part_of_one_of_its_rows_names() {
+        let wants =
+            |filter: &[&str]| wants_engine(&filter.iter().map(|&part| part.to_owned()).collect::<Vec<_>>());
+        assert!(wants(&[]) && wants(&["call/", "engine/"]) && wants(&["hist_shared"]));
+        assert!(!wants(&["call/", "copy/htod/pageable/1MiB"]));
     }
 
     #[test]

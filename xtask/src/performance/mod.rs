@@ -28,7 +28,8 @@ pub(crate) fn pages() -> Result<Vec<(PathBuf, String)>> {
     Ok(pages)
 }
 
-/// Takes the run in a file, which `sluice-bench` wrote, in the place of the last one of its kind, and writes the page anew.
+/// Takes the run in a file, which `sluice-bench` wrote, in the place of the last one of its kind, and writes the page anew. A run that
+/// lacks rows, as without a program that a row needs, is refused.
 pub(crate) fn report(run: &Path, in_machines: bool) -> Result<()> {
     let mut records = Records::read()?;
     records.replace(run, in_machines)?;

@@ -26,6 +26,7 @@ const NONE: &str = "–";
 
 /// The page of a template.
 pub(super) fn page(template: &str, records: &Records) -> Result<String> {
+    records.check()?;
     let mut text = "<!-- Generated from xtask/src/performance/template.md and docs/performance.json by `cargo xtask bench --report`. \
          Do not edit. -->\n\n"
         .to_owned();
@@ -309,6 +310,15 @@ mod tests {
     }
 
     #[test]
+    fn record_in_another_unit_makes_no_page() {
+        let mut records = records();
+        if let Some(run) = &mut records.bench {
+            run.rows[0].unit = "ms".to_owned();
+        }
+        assert!(page("{{value call/sync}}", &records).is_err());
+    }
+
+    #[test]
     fn directive_without_sense_is_refused() {
         for template in
             ["{{rows nothing/}}", "{{value nothing}}", "{{plot nothing}}", "{{x}}", "{{}}", "{{rows call/"]
@@ -327,9 +337,10 @@ mod tests {
         let units = [" µs", " ms", " GB/s", "/s ", " million"];
         for line in TEMPLATE.lines() {
             for unit in units {
-                let before = line.split(unit).next().unwrap_or_default();
-                let figure = line.contains(unit) && before.ends_with(|letter: char| letter.is_ascii_digit());
-                assert!(!figure, "a figure by hand: {line}");
+                for (place, _) in line.match_indices(unit) {
+                    let figure = line[..place].ends_with(|letter: char| letter.is_ascii_digit());
+                    assert!(!figure, "a figure by hand: {line}");
+                }
             }
         }
     }

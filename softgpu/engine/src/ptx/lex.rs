@@ -161,7 +161,8 @@ fn number<'a>(src: &'a [u8], i: &mut usize, line: u32) -> Result<Tok<'a>, LoadEr
     let radix_int = |from: usize, to: usize, radix: u32| {
         u64::from_str_radix(text(&src[from..to]), radix).map_err(|_| bad())
     };
-    // A constant of 65 bits loses the highest one, as with the vendor's assembler; a longer one is an error.
+    // Values are modulo 2^64 and a constant is an error if that of the digits before one is 2^63 or more, as with the vendor's assembler:
+    // it takes 0x7ffffffffffffffff, of 67 bits, and not 0x80000000000000000, of 68.
     let integer = |from: usize, to: usize, radix: u32| {
         let mut digits = text(&src[from..to]).chars().map(|digit| digit.to_digit(radix));
         let value = digits.try_fold(0_u64, |value, digit| {

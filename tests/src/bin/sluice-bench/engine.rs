@@ -5,24 +5,28 @@ use crate::{
     rows::is_wanted,
 };
 use anyhow::{Context as _, Result, ensure};
-use sluice_tests::{paths::Binaries, performance::Measured};
+use sluice_tests::{
+    paths::Binaries,
+    performance::{
+        Measured,
+        table::{ENGINE, wants_engine},
+    },
+};
 use std::{collections::BTreeMap, process::Command};
 
 const ROUNDS: usize = 3;
-/// The part of the rows' names before that of the kernel.
-const AREA: &str = "engine/";
 
 /// Every row whose name contains one of `filter`, or all. None is measured if the program, an example of its crate, is not built.
 pub(crate) fn measure_all(binaries: &Binaries, filter: &[String]) -> Result<Vec<Measured>> {
-    if !filter.is_empty() && !filter.iter().any(|part| part.starts_with(AREA)) {
+    if !wants_engine(filter) {
         return Ok(Vec::new());
     }
     let program = binaries.folder().join("examples/bench");
     if !program.exists() {
-        eprintln!("not measured: {AREA} without `cargo build --release --workspace --example bench`");
+        eprintln!("not measured: {ENGINE} without `cargo build --release --workspace --example bench`");
         return Ok(Vec::new());
     }
-    let milliseconds = |machine_code: &str| -> Result<BTreeMap<String, f64>> {
+    let milliseconds = |machine_code: &str| -> Result<BTreeMap<String, Vec<f64>>> {
         let mut command = Command::new(&program);
         let output = command.arg("--json").env("SLUICE_SOFTGPU_JIT", machine_code).output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -33,15 +37,15 @@ pub(crate) fn measure_all(binaries: &Binaries, filter: &[String]) -> Result<Vec<
         let interpreted = milliseconds("0")?;
         for (kernel, own) in milliseconds("1")? {
             let other = interpreted.get(&kernel).context("the same kernels")?;
-            let sides = [own, *other].map(|milliseconds| {
+            let sides = [&own, other].map(|milliseconds| {
                 let mut samples = Samples::default();
-                samples.push(milliseconds * 1e6);
+                samples.extend(milliseconds.iter().map(|milliseconds| milliseconds * 1e6).collect());
                 samples
             });
             let [own, other] = sides;
             kernels.entry(kernel).or_default().push(own, other);
         }
     }
-    let rows = kernels.iter().map(|(kernel, rounds)| rounds.row(&format!("{AREA}{kernel}")));
+    let rows = kernels.iter().map(|(kernel, rounds)| rounds.row(&format!("{ENGINE}{kernel}")));
     Ok(rows.collect::<Result<Vec<_>>>()?.into_iter().filter(|row| is_wanted(filter, &row.name)).collect())
 }

@@ -123,7 +123,7 @@ fn in_machine(guest: &Guest, filter: &[String]) -> Result<Vec<Measured>> {
     serde_json::from_str(&text).with_context(|| format!("the guest's rows:\n{text}"))
 }
 
-/// A row of a machine: medians of the rounds, against the same row without a machine.
+/// A row of a machine: the median of each figure of the rounds, also of the quantiles, against the same row without a machine.
 fn compare(
     way: &str,
     row: &Measured,

@@ -338,7 +338,7 @@ pub(crate) fn launch(number: u32) -> Result<()> {
     let cuda = Cuda::load()?;
     cuda.initialise()?;
     cuda.use_device()?;
-    let kernel = cuda.kernel(IMAGE, c"bench")?;
+    let kernel = cuda.kernel(IMAGE, KERNEL)?;
     for _ in 0..2 {
         cuda.launch_by_the_other_name(kernel, &mut [1, 2, 3])?;
     }
