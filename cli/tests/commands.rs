@@ -33,6 +33,7 @@ impl Service {
         let mut command = Command::new(place.libexec().join("sluiced"));
         command.arg("--runtime-dir").arg(run).arg("--libexec").arg(place.libexec());
         command.arg("--driver").arg(place.libexec().join("libsoftgpu_cuda.so"));
+        command.env("SLUICE_SOFTGPU_STATE", place.directory.path().join("softgpu"));
         command.args(["--units", "1", "--vm-numbers", "1:2000"]).env("SLUICE_LOG", "off");
         command.stdin(Stdio::null()).spawn().expect("sluiced")
     }

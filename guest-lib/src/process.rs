@@ -23,7 +23,7 @@ use crate::{
         objects::{ImageObjects, Plain, PlainObjects},
         peers::Peers,
         shared_events::SharedEvents,
-        streams::{PER_THREAD, StreamRef, Streams},
+        streams::{NON_BLOCKING, PER_THREAD, StreamRef, Streams},
         thread,
     },
     transport::{self, TransportError},
@@ -101,6 +101,15 @@ impl ProcessState {
         }
     }
 
+    /// The stream of this library in a context, for copies at once: no work of the program holds it.
+    pub(crate) fn own_stream(&self, context: u64) -> Result<StreamRef<'_>> {
+        let create = || {
+            let stream = self.streams.create_apart(&self.session, context, NON_BLOCKING, 0)?;
+            Ok(stream.id().raw())
+        };
+        self.streams.by_id(self.shared_events.notes(context, create)?)
+    }
+
     /// The slots and sequences that a synchronisation with a stream waits for.
     pub(crate) fn extent(&self, stream: StreamRef<'_>) -> Result<Vec<(u32, u64)>> {
         Ok(self.streams.extent(self.contexts.get(stream.context)?.legacy, stream))
@@ -157,6 +166,8 @@ impl ProcessState {
                 self.contexts.forget_retain(green.device)?;
             }
         }
+        // Before the context cannot carry their contents any more.
+        let variables = self.managed.variables.take(|variable| variable.context == Some(raw));
         let streams = self.streams.retire_context(raw);
         self.session.wait_all(self.streams.posted(raw, false))?;
         if self.peers.forget_context(raw) {
@@ -171,6 +182,7 @@ impl ProcessState {
         self.shared_events.forget_context(raw);
         self.objects.forget_context(raw);
         self.modules.forget_context(self.variable_memory(), id);
+        self.managed.variables.close(&self.device_map, &variables);
         self.arena.forget_context(&self.session, &self.streams, raw);
         self.managed.forget_context(raw);
         Ok(())

@@ -1,7 +1,9 @@
 // Managed variables: one address for host and kernels, which take turns. A device with native atomic operations on host memory is not
 // asked: a guest has none there.
 #include "driver.h"
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 __managed__ int counter = 40;
 __managed__ double table[3000] = {0.5, 1.5};
@@ -22,6 +24,12 @@ __global__ void work(int times) {
 }
 
 __global__ void follow() { *link += 1000; }
+
+static std::atomic<bool> released{false};
+
+static void hold(void *) {
+    while (!released) std::this_thread::yield();
+}
 
 static int attribute(CUdevice_attribute which) {
     int value = -1;
@@ -86,7 +94,6 @@ int main() {
     CHECK(cudaMemcpy(&counter, device, sizeof(int), cudaMemcpyDeviceToHost));
     expect("copies with the variable as the host's side", counter == 9);
     CHECK(cudaMemset(table, 0, sizeof table));
-    CHECK(cudaDeviceSynchronize());
     expect("a fill", table[1] == 0 && table[2999] == 0);
 
     // A pointer in a variable, to another variable.
@@ -110,6 +117,18 @@ int main() {
     expect("launches of a graph", counter == 1009 + 3 * 11);
     CHECK(cudaGraphExecDestroy(executable));
     CHECK(cudaGraphDestroy(graph));
+
+    // A stream that waits for the program holds up no work of others.
+    cudaStream_t apart;
+    CHECK(cudaStreamCreateWithFlags(&apart, cudaStreamNonBlocking));
+    counter = 7;
+    CHECK(cudaLaunchHostFunc(stream, hold, nullptr));
+    work<<<12, 256, 0, apart>>>(1);
+    CHECK(cudaStreamSynchronize(apart));
+    released = true;
+    CHECK(cudaStreamSynchronize(stream));
+    expect("a launch beside a stream that is held", counter == 8);
+    CHECK(cudaStreamDestroy(apart));
 
     cudaPointerAttributes attributes;
     CHECK(cudaPointerGetAttributes(&attributes, &table[10]));

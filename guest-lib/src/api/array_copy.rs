@@ -67,7 +67,8 @@ fn with_memory(
     let memory = Strided { start: process.arena.on_device(memory.start, bytes), ..memory };
     let found = side(process, memory.start, bytes)?;
     if found == MemorySide::Device {
-        if stated == memory_type::HOST {
+        // A managed variable is on both sides.
+        if stated == memory_type::HOST && !process.managed.variables.hold(memory.start) {
             return Err(Error::INVALID_VALUE);
         }
         return on_device(process, stream, shape, (way, array, memory));

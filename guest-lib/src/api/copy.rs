@@ -266,8 +266,7 @@ fn in_turn(
 ) -> Result {
     let turn = turns::of_device(process)?;
     copy()?;
-    drop(turn);
-    if mode == WaitMode::Sync { turns::after_copy(process, stream) } else { Ok(()) }
+    turns::end(process, stream, turn, mode == WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpy(call: Call, to: u64, from: u64, bytes: usize) -> Result {

@@ -47,15 +47,13 @@ fn fill(
     if memory == MemorySide::Pinned {
         return fill_host(process, stream, rows, element, value, width, height);
     }
-    let _turn = turns::of_device(process)?;
-    process
-        .session
-        .post(
-            stream.context,
-            Some(stream.target()),
-            &wire::memset::Args { to: DeviceAddress(to), pitch: rows.pitch, element, value, width, height },
-        )
-        .map(drop)
+    let turn = turns::of_device(process)?;
+    process.session.post(
+        stream.context,
+        Some(stream.target()),
+        &wire::memset::Args { to: DeviceAddress(to), pitch: rows.pitch, element, value, width, height },
+    )?;
+    turns::end(process, stream, turn, when == When::Now && process.managed.variables.hold(to))
 }
 
 /// The stream of a fill.

@@ -327,7 +327,7 @@ fn post<const BYTES: usize>(
     let LaunchCall { grid, block, shared, cooperative, .. } = *launch;
     let call = wire::launch::Args { function: id, grid, block, shared, cooperative, attributes, parameters };
     let target = Some(stream.target());
-    let _turn = turns::of_device(process)?;
+    let turn = turns::of_device(process)?;
     if usual {
         process.session.post(stream.context, target, &call)?;
     } else {
@@ -340,7 +340,7 @@ fn post<const BYTES: usize>(
             function.set_launched(stream.context);
         }
     }
-    Ok(())
+    turns::end(process, stream, turn, false)
 }
 
 /// Fills the parameter block from `kernelParams` by the cached layout, or from the buffer `extra` describes.

@@ -38,20 +38,9 @@ pub(super) fn of(process: &ProcessState, event: &EventRef<'_>) -> Option<Arc<Sha
     if event.flags() & INTERPROCESS == 0 { None } else { process.shared_events.get(event.id.raw()) }
 }
 
-/// The stream of a context in which words are read and written at once.
-fn notes(process: &ProcessState, context: u64) -> Result<StreamRef<'_>> {
-    let create = || {
-        process
-            .streams
-            .create_apart(&process.session, context, NON_BLOCKING, 0)
-            .map(|stream| stream.id().raw())
-    };
-    process.streams.by_id(process.shared_events.notes(context, create)?)
-}
-
 /// Reads the first words of an event.
 fn read<const N: usize>(process: &ProcessState, event: &SharedEvent) -> Result<EventWords<N>> {
-    let stream = notes(process, event.context)?;
+    let stream = process.own_stream(event.context)?;
     let bytes = 8 * N as u64;
     let mut words = [0; N];
     process.arena.with_room(
@@ -91,7 +80,7 @@ fn write(
 /// Begins a recording that is reached when work of `stream` is. If all slots are taken, waits for one of this process's recordings.
 pub(super) fn record(process: &ProcessState, event: &SharedEvent, stream: StreamRef<'_>) -> Result {
     let mut recordings = event.recordings.lock().unwrap_or_else(PoisonError::into_inner);
-    let notes = notes(process, event.context)?;
+    let notes = process.own_stream(event.context)?;
     let mut nap = SHORTEST_NAP;
     let number = loop {
         let access = |index, value| {
@@ -198,7 +187,7 @@ pub(super) fn share(process: &ProcessState, event: &EventRef<'_>) -> Result<Expo
 
 /// Clears the words of an event, and takes its recording over into them.
 fn begin(process: &ProcessState, event: &EventRef<'_>, shared: &SharedEvent) -> Result {
-    let notes = notes(process, shared.context)?;
+    let notes = process.own_stream(shared.context)?;
     let call = wire::memset::Args {
         to: DeviceAddress(shared.words),
         pitch: 0,

@@ -469,7 +469,8 @@ impl GraphDriver for GuestGraphs {
         }
         drop(state);
         // Not before: the thread of functions calls those of the launch by now, and a launch that fails is in the books.
-        process.session.complete_if_blocking(stream.context, stream.target(), sequence)
+        process.session.complete_if_blocking(stream.context, stream.target(), sequence)?;
+        if process.session.launches_block() { turns::of_program(process) } else { Ok(()) }
     }
 
     fn upload(&self, _: &GuestExecutable, stream: u64, per_thread: bool) -> Result {

@@ -404,6 +404,11 @@ impl Session {
         Ok(sequence)
     }
 
+    /// True if launches block: the environment asks for that.
+    pub(crate) const fn launches_block(&self) -> bool {
+        self.launches_block
+    }
+
     /// If launches block, waits for work that was posted, and reports its failure.
     pub(crate) fn complete_if_blocking(&self, context: u64, target: PostTarget<'_>, sequence: u64) -> Result {
         if self.launches_block {

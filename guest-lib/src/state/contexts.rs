@@ -123,6 +123,12 @@ impl Contexts {
         (slot.raw.load(Ordering::Acquire) == raw).then_some(slot)
     }
 
+    /// The handles of the active contexts, without green ones.
+    pub(crate) fn active(&self) -> impl Iterator<Item = u64> + '_ {
+        let active = self.slots.iter().filter(|slot| slot.legacy.load(Ordering::Acquire) != NONE);
+        active.map(|slot| slot.raw.load(Ordering::Acquire))
+    }
+
     /// The handle of a device's primary context, active or not.
     pub(crate) fn primary(&self, device: i32) -> Result<u64> {
         Ok(self.slots[self.primary_index(device)?].raw.load(Ordering::Acquire))

@@ -63,7 +63,8 @@ impl VariableMemory<'_> {
         if self.managed.at(address).is_none() {
             self.device_map.add_global(address, bytes, owner)?;
         }
-        let variable = ManagedVariable { start: address, bytes, context, on_device: true };
+        let of = (!library).then_some(context);
+        let variable = ManagedVariable { start: address, bytes, context: of, on_device: true };
         self.managed.variables.add(self.device_map, variable)?;
         self.managed.add_variable(address, bytes);
         Ok(())
@@ -72,7 +73,8 @@ impl VariableMemory<'_> {
     fn forget(self, gone: Global) {
         if gone.managed {
             self.managed.forget_variable(gone.address);
-            self.managed.variables.forget(self.device_map, gone.address);
+            let variables = &self.managed.variables;
+            variables.close(self.device_map, &variables.take(|variable| variable.start == gone.address));
             self.device_map.remove(gone.address, 0);
         }
         self.device_map.remove(gone.address, gone.context);
@@ -261,7 +263,18 @@ impl Modules {
     ) -> Result {
         let (id, _) = self.resolve(handle)?;
         streams.wait_all(session)?;
-        session.sync(context, &wire::module_unload::Args { module: Take(id) })?;
+        let its = |module: &mut LoadedModule| {
+            let globals = module.globals.values().flatten().filter(|global| global.managed);
+            globals.map(|global| global.address).collect::<Vec<_>>()
+        };
+        let its = self.with(id, its).unwrap_or_default();
+        // Before another thread's call carries the contents of a variable that has ended.
+        let taken = memory.managed.variables.take(|variable| its.contains(&variable.start));
+        if let Err(error) = session.sync(context, &wire::module_unload::Args { module: Take(id) }) {
+            memory.managed.variables.put_back(taken);
+            return Err(error);
+        }
+        memory.managed.variables.close(memory.device_map, &taken);
         let module = self.lock().modules.get_mut(id.index()).and_then(Option::take);
         self.forget(memory, module);
         Ok(())

@@ -31,6 +31,12 @@ pub(crate) fn all() -> Result<&'static [&'static VisibleGpu]> {
     GPUS.get().map(Vec::as_slice).ok_or(Error::NOT_INITIALIZED)
 }
 
+/// Waits for all work of this process on every GPU, before memory that all of them reach is freed.
+pub(crate) fn drain_all() -> Result {
+    all()?.iter().for_each(|gpu| gpu.drain());
+    Ok(())
+}
+
 /// The visible GPUs, also while the process exits.
 pub(crate) fn installed() -> impl Iterator<Item = &'static VisibleGpu> {
     GPUS.get().into_iter().flatten().copied()
@@ -132,7 +138,7 @@ impl VisibleGpu {
     }
 
     /// Frees a withdrawn block; the last work that was submitted for it has ended.
-    fn release(&self, block: &Block) -> Result {
+    pub(crate) fn release(&self, block: &Block) -> Result {
         if block.is_host() {
             for other in self.others()? {
                 other.space.table.remove(block.start);

@@ -293,8 +293,10 @@ fn place_managed(image: &Image, gpu: &'static VisibleGpu, maker: Maker) -> Resul
     let mut addresses = HashMap::new();
     let mut managed = globals.iter().enumerate().filter(|(_, global)| global.managed);
     let placed = managed.try_for_each(|(index, global)| {
-        addresses.insert(index, gpu.space.allocate_variable(maker, global.size.max(1))?);
-        Ok(())
+        let bytes = global.size.max(1);
+        let address = gpu.space.allocate_variable(maker, bytes)?;
+        addresses.insert(index, address);
+        gpu.share_host(address, bytes, true)
     });
     let filled = placed.and_then(|()| {
         addresses.iter().filter(|(index, _)| globals[**index].initialised).try_for_each(|(index, address)| {
@@ -375,7 +377,8 @@ fn instantiate(
 fn release_blocks(gpu: &VisibleGpu, addresses: impl IntoIterator<Item = u64>, kinds: &[BlockKind]) {
     for address in addresses {
         if let Ok(block) = gpu.space.withdraw(address, kinds) {
-            gpu.space.release(&block);
+            // Fails only when the process exits: then no memory needs to be given back.
+            let _ = gpu.release(&block);
         }
     }
 }
@@ -407,7 +410,11 @@ pub(crate) fn unload(handle: u64) -> Result {
 
 fn end(handle: u64) -> Result {
     let module = MODULES.remove(handle)?;
-    module.core.gpu.drain();
+    if module.image.parsed.globals().iter().any(|global| global.managed) {
+        gpu::drain_all()?;
+    } else {
+        module.core.gpu.drain();
+    }
     lock(&module.core.modules).retain(|other| *other != handle);
     for (_, function) in lock(&module.functions).drain() {
         // Only this code removes functions.
@@ -537,7 +544,7 @@ pub(crate) fn unload_library(handle: u64) -> Result<Vec<u64>> {
         ended.push(module);
     }
     if let Some(SharedVariables { gpu, addresses }) = lock(&library.body.managed).take() {
-        gpu.drain();
+        gpu::drain_all()?;
         release_blocks(gpu, addresses.into_values(), &[BlockKind::Variable]);
     }
     Ok(ended)

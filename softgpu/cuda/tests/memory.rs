@@ -361,9 +361,13 @@ fn one_owner() {
                 assert_eq!(launch(store, 1, 1, 0, &mut [flag.address(), 5]), 0);
                 ok!(cuCtxSynchronize());
                 assert_eq!(flag.get(), 5);
-                // All devices share managed memory, but each has a pool of its own.
+                // All devices share managed memory and managed variables, but each has a pool of its own.
                 let (mut shared, mut pools) = (0, [0; 2]);
                 ok!(cuMemAllocManaged(&raw mut shared, 8, 1));
+                let variables = module(".visible .global .attribute(.managed) .align 8 .u64 word;\n");
+                let (mut variable, mut bytes) = (0, 0);
+                let name = text("word");
+                ok!(cuModuleGetGlobal_v2(&raw mut variable, &raw mut bytes, variables, name.as_ptr()));
                 ok!(cuDeviceGetDefaultMemPool(&raw mut pools[0], 0));
                 ok!(cuDeviceGetDefaultMemPool(&raw mut pools[1], 1));
                 assert_ne!(pools[0], pools[1]);
@@ -377,13 +381,14 @@ fn one_owner() {
                     assert_eq!(pointer(pooled, 9), Ok(place as u64 - 5));
                     assert_eq!(launch(store, 1, 1, 0, &mut [pooled, place as u64]), 0);
                     assert_eq!(launch(store, 1, 1, 0, &mut [shared, place as u64]), 0);
+                    assert_eq!(launch(store, 1, 1, 0, &mut [variable, place as u64]), 0);
                     ok!(cuCtxSynchronize());
-                    assert_eq!(
-                        (read::<u64>(pooled, 1), read::<u64>(shared, 1)),
-                        (vec![place as u64], vec![place as u64])
-                    );
+                    for address in [pooled, shared, variable] {
+                        assert_eq!(read::<u64>(address, 1), [place as u64]);
+                    }
                 }
                 ok!(cuCtxSetCurrent(context));
+                ok!(cuModuleUnload(variables));
                 assert_eq!(launch(store, 1, 1, 0, &mut [pooled, 5]), 0);
                 assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
                 ok!(cuCtxSetCurrent(other));

@@ -387,7 +387,8 @@ impl Dispatcher {
                     fill_or_release(&mut self.surface_references, id, object);
                 }
                 Notice::Global { module, context, address, bytes } => {
-                    if self.modules.get(module).is_some() && self.has(context) {
+                    let is_alive = context.is_none_or(|context| self.has(context));
+                    if self.modules.get(module).is_some() && is_alive {
                         self.map.global(module, context, address, bytes);
                     }
                 }

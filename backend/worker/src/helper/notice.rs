@@ -73,7 +73,8 @@ pub(crate) enum Notice {
     },
     Global {
         module: Id<handle::Module>,
-        context: ContextRef,
+        /// None for a managed variable of a library, which all contexts share.
+        context: Option<ContextRef>,
         address: u64,
         bytes: u64,
     },

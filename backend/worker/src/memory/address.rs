@@ -27,8 +27,9 @@ use std::{collections::BTreeMap, sync::Arc};
 pub(crate) struct AddressMap {
     /// Live allocations: address to bytes and the context of the allocation.
     allocations: BTreeMap<u64, (u64, ContextRef)>,
-    /// Variables: address to bytes, their module or library, and the context in which they are.
-    globals: BTreeMap<u64, (u64, Id<Module>, ContextRef)>,
+    /// Variables: address to bytes, their module or library, and the context in which they are; none for the managed variables of a
+    /// library, which all contexts share.
+    globals: BTreeMap<u64, (u64, Id<Module>, Option<ContextRef>)>,
     /// Mappings of the guest's own that it may access: address to bytes, and the device of the memory.
     reachable: BTreeMap<u64, (u64, i32)>,
     /// Attached arenas by address.
@@ -56,7 +57,7 @@ impl AddressMap {
 
     /// Removes the variables and allocations of a context that is being destroyed, and returns the addresses of the allocations.
     pub(crate) fn context_gone(&mut self, context: ContextRef) -> Vec<u64> {
-        self.globals.retain(|_, (_, _, owner)| *owner != context);
+        self.globals.retain(|_, (_, _, owner)| *owner != Some(context));
         self.allocations
             .extract_if(.., |_, (_, owner)| *owner == context)
             .map(|(address, _)| address)
@@ -77,14 +78,14 @@ impl AddressMap {
         }
     }
 
-    /// The place of the memory at an address; `None` for memory of the host.
+    /// The place of the memory at an address; `None` for memory of the host, and for managed memory that belongs to no context.
     pub(crate) fn place(&self, DeviceAddress(address): DeviceAddress) -> Option<MemoryPlace> {
         fn at<T>(ranges: &BTreeMap<u64, T>, address: u64, bytes: impl Fn(&T) -> u64) -> Option<&T> {
             let (base, found) = ranges.range(..=address).next_back()?;
             (address - base < bytes(found)).then_some(found)
         }
         let allocation = || at(&self.allocations, address, |found| found.0).map(|found| found.1);
-        let global = || at(&self.globals, address, |found| found.0).map(|found| found.2);
+        let global = || at(&self.globals, address, |found| found.0).and_then(|found| found.2);
         let mapping = || at(&self.reachable, address, |found| found.0);
         let context = allocation().or_else(global).map(MemoryPlace::Context);
         context.or_else(|| mapping().map(|found| MemoryPlace::Device(found.1)))
@@ -113,7 +114,13 @@ impl AddressMap {
         address < covered && covered >= end
     }
 
-    pub(crate) fn global(&mut self, module: Id<Module>, context: ContextRef, address: u64, bytes: u64) {
+    pub(crate) fn global(
+        &mut self,
+        module: Id<Module>,
+        context: Option<ContextRef>,
+        address: u64,
+        bytes: u64,
+    ) {
         self.globals.insert(address, (bytes, module, context));
     }
 
@@ -281,17 +288,20 @@ mod tests {
         let mut map = AddressMap::default();
         let (one, two) = (Id::new(1, 1), Id::new(2, 1));
         let [here, there] = [1, 2].map(|serial| ContextRef { handle: 1, serial });
-        map.global(one, here, 0x5000, 16);
-        map.global(two, here, 0x6000, 16);
-        map.global(two, there, 0x7000, 16);
+        map.global(one, Some(here), 0x5000, 16);
+        map.global(two, Some(here), 0x6000, 16);
+        map.global(two, Some(there), 0x7000, 16);
+        map.global(two, None, 0x8000, 16);
         map.module_gone(one);
         assert_eq!(map.device(0x5000, 1), Err(code::INVALID_VALUE));
         assert!(map.device(0x6000, 16).is_ok());
         assert!(map.context_gone(here).is_empty());
         assert_eq!(map.device(0x6000, 1), Err(code::INVALID_VALUE));
         assert!(map.device(0x7000, 16).is_ok(), "another context's");
+        assert!(map.device(0x8000, 16).is_ok(), "no context's");
         map.module_gone(two);
         assert_eq!(map.device(0x7000, 1), Err(code::INVALID_VALUE));
+        assert_eq!(map.device(0x8000, 1), Err(code::INVALID_VALUE));
     }
 
     #[test]

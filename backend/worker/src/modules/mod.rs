@@ -557,6 +557,8 @@ impl ServeModules for ModuleHelper {
         };
         let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;
         let managed = check_variable(&self.driver, context, (address, bytes))?;
+        let is_shared = managed && matches!(image, GuestImage::Library(_));
+        let context = (!is_shared).then_some(context);
         self.notices.push(Notice::Global { module: args.module.id, context, address, bytes });
         Ok(wire::module_global::Reply { address, bytes, managed })
     }

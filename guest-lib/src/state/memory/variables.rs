@@ -16,8 +16,8 @@ const PAGE: u64 = 4096;
 pub(crate) struct ManagedVariable {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Raw id of a context through which its contents are carried.
-    pub(crate) context: u64,
+    /// Raw id of the context of its module. All contexts have the variables of a library, and any carries their contents.
+    pub(crate) context: Option<u64>,
     /// True if its contents are on the device: work may change them.
     pub(crate) on_device: bool,
 }
@@ -75,9 +75,15 @@ impl Variables {
         self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The book for a change of turns.
+    /// The book for a change. It is not waited for in the lock, which would let no other thread post meanwhile, perhaps not the one that
+    /// ends a wait in which a thread with the book is.
     pub(crate) fn change(&self) -> RwLockWriteGuard<'_, VariableBook> {
-        self.book.write().unwrap_or_else(PoisonError::into_inner)
+        loop {
+            match self.try_change() {
+                Some(book) => return book,
+                None => std::thread::yield_now(),
+            }
+        }
     }
 
     /// The same, unless a thread has it.
@@ -92,8 +98,7 @@ impl Variables {
     /// Records a variable, whose pages the program can access from now on.
     pub(crate) fn add(&self, device_map: &DeviceMap, added: ManagedVariable) -> Result {
         let mut book = self.change();
-        if let Some(known) = book.variables.iter_mut().find(|known| known.start == added.start) {
-            known.context = added.context;
+        if book.variables.iter().any(|known| known.start == added.start) {
             return Ok(());
         }
         device_map.let_access(book.own_pages(&added), true)?;
@@ -102,14 +107,34 @@ impl Variables {
         Ok(())
     }
 
-    /// Forgets a variable, which the program cannot access any more.
-    pub(crate) fn forget(&self, device_map: &DeviceMap, start: u64) {
+    /// Takes variables out of the book: no call carries their contents any more. The program can still access them.
+    pub(crate) fn take(&self, which: impl Fn(&ManagedVariable) -> bool) -> Vec<ManagedVariable> {
+        if self.book().is_none() {
+            return Vec::new();
+        }
         let mut book = self.change();
-        let Some(index) = book.variables.iter().position(|known| known.start == start) else { return };
-        let gone = book.variables.swap_remove(index);
-        book.with_program -= usize::from(!gone.on_device);
-        // After a failure the pages stay accessible, which harms only the program itself.
-        let _ = device_map.let_access(book.own_pages(&gone), false);
+        let taken: Vec<_> = book.variables.extract_if(.., |known| which(known)).collect();
+        book.with_program -= taken.iter().filter(|taken| !taken.on_device).count();
+        taken
+    }
+
+    /// Puts back variables that were taken.
+    pub(crate) fn put_back(&self, taken: Vec<ManagedVariable>) {
+        let mut book = self.change();
+        book.with_program += taken.iter().filter(|taken| !taken.on_device).count();
+        book.variables.extend(taken);
+    }
+
+    /// Ends the program's access to variables that were taken.
+    pub(crate) fn close(&self, device_map: &DeviceMap, taken: &[ManagedVariable]) {
+        if taken.is_empty() {
+            return;
+        }
+        let book = self.change();
+        for gone in taken {
+            // After a failure the pages stay accessible, which harms only the program itself.
+            let _ = device_map.let_access(book.own_pages(gone), false);
+        }
     }
 
     /// True if an address lies in a variable.
@@ -126,12 +151,52 @@ mod tests {
     // Promise: C128
     #[test]
     fn pages_of_a_variable_are_those_that_no_other_touches() {
-        let variable = |start, bytes| ManagedVariable { start, bytes, context: 1, on_device: true };
+        let variable = |start, bytes| ManagedVariable { start, bytes, context: None, on_device: true };
         let variables = vec![variable(0x1000, 8), variable(0x1100, 0x3000)];
         let book = VariableBook { variables, with_program: 0 };
         assert_eq!(book.own_pages(&variable(0x1000, 8)), 0x2000..0x2000);
         assert_eq!(book.own_pages(&variable(0x1100, 0x3000)), 0x2000..0x5000);
         assert_eq!(book.own_pages(&variable(0x4200, 0x1000)), 0x5000..0x6000);
         assert_eq!(book.own_pages(&variable(0x6000, 1)), 0x6000..0x7000);
+    }
+
+    fn variables(list: &[ManagedVariable]) -> Variables {
+        let variables = Variables { any: AtomicBool::new(true), ..Variables::default() };
+        variables.put_back(list.to_vec());
+        variables
+    }
+
+    // Promise: C128
+    #[test]
+    fn variables_that_were_taken_count_no_more_until_they_are_put_back() {
+        let of = |start, context, on_device| ManagedVariable { start, bytes: 8, context, on_device };
+        let list = [of(0x1000, Some(1), false), of(0x2000, None, false), of(0x3000, Some(1), true)];
+        let variables = variables(&list);
+        let with_program = || variables.book().map(|book| (book.variables.len(), book.with_program));
+        assert_eq!(with_program(), Some((3, 2)));
+        let taken = variables.take(|variable| variable.context == Some(1));
+        assert_eq!(taken, [list[0], list[2]]);
+        assert_eq!(with_program(), Some((1, 1)));
+        assert!(!variables.hold(0x1000) && variables.hold(0x2007));
+        variables.put_back(taken);
+        assert_eq!(with_program(), Some((3, 2)));
+        assert!(variables.hold(0x1000));
+    }
+
+    // Promise: C128
+    #[test]
+    fn threads_post_while_another_waits_to_change_the_variables() {
+        let variables = variables(&[]);
+        let (posting, other) = (variables.book(), &variables);
+        std::thread::scope(|scope| {
+            let change = scope.spawn(|| drop(other.change()));
+            for _ in 0..100 {
+                // One of these would wait for ever if the thread above waited in the lock.
+                drop(scope.spawn(|| drop(other.book())).join());
+            }
+            assert!(!change.is_finished(), "a thread still posts");
+            drop(posting);
+            change.join().unwrap();
+        });
     }
 }
