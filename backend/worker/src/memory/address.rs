@@ -283,6 +283,7 @@ mod tests {
         assert_eq!(map.device(0x4000, 1), Err(code::INVALID_VALUE), "no access");
     }
 
+    // Promise: C128
     #[test]
     fn variables_end_with_their_module_or_their_context() {
         let mut map = AddressMap::default();

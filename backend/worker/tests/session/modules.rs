@@ -414,26 +414,6 @@ fn variable_of_a_library_is_refused_after_its_context_is_destroyed() {
     assert_eq!(write(&mut guest, 0, address), 0, "the variable of another context");
 }
 
-// Promise: C128
-#[test]
-fn managed_variable_of_a_library_outlives_the_context_of_its_look_up() {
-    let (mut guest, _arena) = ready();
-    let (library, primary) = (Id::<Module>::new(0, 1), guest.session.context);
-    assert_eq!(load(&mut guest, library, true, 64), 0);
-    guest.session.context = guest.create_context(1, 1).raw();
-    let (result, fields) = guest.call(wire::module_global::CALL, |w| {
-        wire::module_global::Args { module: library, name: Name(b"managed") }.put(w)
-    });
-    assert_eq!(result, 0);
-    let address = wire::module_global::Reply::get(&fields).unwrap().address;
-    assert_eq!(destroy_context(&mut guest), 0);
-    guest.session.context = primary;
-    assert_eq!(write(&mut guest, 0, address), 0, "the library is still loaded");
-    let unload = |w: &mut Writer<'_>| wire::module_unload::Args { module: Take(library) }.put(w);
-    assert_eq!(guest.call(wire::module_unload::CALL, unload).0, 0);
-    assert_eq!(write(&mut guest, 0, address), INVALID_VALUE);
-}
-
 // Promise: Q30
 #[test]
 fn everything_granted_for_a_context_is_given_back_with_it() {
