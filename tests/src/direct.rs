@@ -44,6 +44,8 @@ impl Backend {
         command.arg("run").args(options);
         if let Some(driver) = driver {
             command.arg("--driver").arg(driver);
+            // Otherwise the launcher makes the user's own directory of software GPUs.
+            command.env("SLUICE_SOFTGPU_STATE", folder.path().join("softgpu"));
         }
         // The held program only prints the environment of programs; the backend lives as long as it does.
         command.args(["--", "sh", "-c", "env | sed 's/^/environment /'; echo ready; exec sleep 100000"]);

@@ -75,6 +75,12 @@ impl Played {
         self.send(CustodyRequest::Take { serial: self.serial, bytes: UNIT });
     }
 
+    /// Opens a share that does not exist, which is refused at once.
+    fn ask_in_vain(&mut self) {
+        self.serial += 1;
+        self.send(CustodyRequest::Open { serial: self.serial, share: 1 });
+    }
+
     /// Puts chunks of this worker into one share; returns its number.
     fn share(&mut self, leases: &[u64]) -> u128 {
         leases.iter().fold(0, |share, lease| {
@@ -112,7 +118,7 @@ fn keep_busy(crowd: &mut [Played], busy: &AtomicUsize) -> usize {
             return answers;
         }
         for (worker, waits) in crowd.iter_mut().zip(&mut waits).take(count).filter(|(_, waits)| !**waits) {
-            worker.ask();
+            worker.ask_in_vain();
             *waits = true;
         }
         let mut polled: Vec<PollFd<'_>> =
@@ -147,8 +153,7 @@ fn take_beside_512_busy_workers_of_another_vm_waits_for_one_turn() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), maximum }).unwrap();
     let mut host =
         Host::with(Options { descriptors: Some(DESCRIPTORS), inventory: false, ..Options::default() });
-    // It holds no memory, so its requests are refused at once.
-    host.vm(1, 0);
+    host.vm(1, UNIT);
     host.vm(2, 128 * MIB);
     let mut process = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let mut crowd: Vec<Played> = (0..CROWD).map(|_| Played::join(&host, 1, &process)).collect();
