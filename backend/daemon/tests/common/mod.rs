@@ -332,7 +332,7 @@ pub(crate) fn cgroup_directory(test: &str) -> Option<PathBuf> {
     Some(directory)
 }
 
-/// Ends the processes that a failed test left in its cgroups.
+/// A test's cgroups, which end with it.
 pub(crate) struct Cgroup(pub(crate) PathBuf);
 
 impl Cgroup {
@@ -360,8 +360,18 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A successful test has removed the directory; after a failed test the next run uses another one.
-        if std::fs::write(self.0.join("cgroup.kill"), "1").is_ok() {
+        // A failed test may have left processes, and a test without fault groups, in which nothing runs.
+        _ = std::fs::write(self.0.join("cgroup.kill"), "1");
+        let is_removed = || {
+            let mut groups = self.groups();
+            groups.sort();
+            for group in groups.iter().rev() {
+                _ = std::fs::remove_dir(self.0.join(group));
+            }
+            _ = std::fs::remove_dir(&self.0);
+            !self.0.exists()
+        };
+        if !until(is_removed, |removed| *removed) {
             eprintln!("{} is left", self.0.display());
         }
     }
