@@ -77,9 +77,7 @@ fn unloaded_module_is_gone_with_its_functions_and_variables() {
     let (mut guest, _arena) = ready();
     let kernel = function(&mut guest, 0, "work");
     let module = Id::<Module>::new(0, 1);
-    let (result, fields) = guest.call(wire::module_global::CALL, |w| {
-        wire::module_global::Args { module, name: Name(b"variable") }.put(w)
-    });
+    let (result, fields) = variable(&mut guest, module);
     assert_eq!(result, 0);
     let variable = wire::module_global::Reply::get(&fields).unwrap();
     assert_eq!(variable.bytes, 64);
@@ -366,10 +364,12 @@ fn context_is_destroyed_after_earlier_calls_about_its_modules() {
 }
 
 /// Looks up a variable in the guest's current context.
+fn look_up(guest: &mut Guest, module: Id<Module>, name: &[u8]) -> (u32, Vec<u8>) {
+    guest.call(wire::module_global::CALL, |w| wire::module_global::Args { module, name: Name(name) }.put(w))
+}
+
 fn variable(guest: &mut Guest, module: Id<Module>) -> (u32, Vec<u8>) {
-    guest.call(wire::module_global::CALL, |w| {
-        wire::module_global::Args { module, name: Name(b"variable") }.put(w)
-    })
+    look_up(guest, module, b"variable")
 }
 
 /// The result of a `memset` of 64 bytes on the stream in a slot.
@@ -485,8 +485,7 @@ fn managed_variable_is_found_in_a_module_and_in_a_library() {
         let module = Id::<Module>::new(index, 1);
         assert_eq!(load(&mut guest, module, library, 64), 0);
         let mut ask = |name: &[u8]| {
-            let put = |w: &mut Writer<'_>| wire::module_global::Args { module, name: Name(name) }.put(w);
-            let (result, fields) = guest.call(wire::module_global::CALL, put);
+            let (result, fields) = look_up(&mut guest, module, name);
             assert_eq!(result, 0);
             wire::module_global::Reply::get(&fields).unwrap()
         };
@@ -494,12 +493,7 @@ fn managed_variable_is_found_in_a_module_and_in_a_library() {
         assert!(managed.managed && !other.managed, "library: {library}");
         // Both are addresses for the guest from now on.
         for address in [managed.address, other.address] {
-            let header = guest.on(wire::memset::CALL, 0);
-            let (result, _) = guest.ask(header, |w| {
-                let (to, element) = (DeviceAddress(address), ElementSize::Byte);
-                wire::memset::Args { to, pitch: 0, element, value: 7, width: 64, height: 1 }.put(w)
-            });
-            assert_eq!(result, 0);
+            assert_eq!(write(&mut guest, 0, address), 0);
         }
     }
 }
@@ -511,10 +505,7 @@ fn variable_outside_device_memory_is_refused() {
     for (index, library) in [(0, false), (1, true)] {
         let module = Id::<Module>::new(index, 1);
         assert_eq!(load(&mut guest, module, library, 64), 0);
-        let mut ask = |name: &[u8]| {
-            let put = |w: &mut Writer<'_>| wire::module_global::Args { module, name: Name(name) }.put(w);
-            guest.call(wire::module_global::CALL, put).0
-        };
+        let mut ask = |name: &[u8]| look_up(&mut guest, module, name).0;
         assert_eq!((ask(b"stack"), ask(b"beyond"), ask(b"variable")), (INVALID_IMAGE, INVALID_IMAGE, 0));
     }
     let header = guest.on(wire::memset::CALL, 0);
