@@ -28,6 +28,13 @@ fn confining(place: &Place, extra: &[&str]) -> (Launcher, PathBuf) {
     (Launcher::start(place, true, &[&["--driver", path], extra].concat()), driver)
 }
 
+/// The same with a worker, unless this host permits no namespaces.
+fn begun(place: &Place, extra: &[&str]) -> Option<(Launcher, PathBuf, Started)> {
+    let (launcher, driver) = confining(place, extra);
+    let first = launcher.worker(1).expect("a worker");
+    has_namespaces(&first).then_some((launcher, driver, first))
+}
+
 /// The namespaces of a process.
 fn namespaces(process: u32) -> Vec<PathBuf> {
     NAMESPACES.map(|kind| fs::read_link(format!("/proc/{process}/ns/{kind}")).expect("a namespace")).into()
@@ -72,11 +79,7 @@ fn sockets(process: u32) -> usize {
 #[test]
 fn next_worker_is_the_process_that_was_made_ahead_and_has_nothing_of_another() {
     let place = Place::new();
-    let (launcher, _) = confining(&place, &[]);
-    let first = launcher.worker(1).expect("a worker");
-    if !has_namespaces(&first) {
-        return;
-    }
+    let Some((launcher, _, first)) = begun(&place, &[]) else { return };
     let ready = waiting(&launcher);
     let kinds: BTreeSet<String> = opened(ready).into_iter().collect();
     let allowed = ["/dev/null", "pipe", "socket"].map(str::to_owned).into();
@@ -126,11 +129,7 @@ fn device_and_worker_that_start_at_once_both_leave_a_process_made_ahead() {
 #[test]
 fn process_made_ahead_that_has_ended_or_sees_replaced_files_is_not_used() {
     let place = Place::new();
-    let (launcher, driver) = confining(&place, &[]);
-    let first = launcher.worker(1).expect("a worker");
-    if !has_namespaces(&first) {
-        return;
-    }
+    let Some((launcher, driver, _first)) = begun(&place, &[]) else { return };
     let stale = waiting(&launcher);
     let update = driver.with_extension("new");
     fs::copy(&driver, &update).and_then(|_| fs::rename(&update, &driver)).expect("an update");
@@ -154,11 +153,7 @@ fn process_made_ahead_that_has_ended_or_sees_replaced_files_is_not_used() {
 #[test]
 fn process_made_ahead_ends_with_a_killed_launcher() {
     let place = Place::new();
-    let (mut launcher, _) = confining(&place, &[]);
-    let worker = launcher.worker(1).expect("a worker");
-    if !has_namespaces(&worker) {
-        return;
-    }
+    let Some((mut launcher, _, worker)) = begun(&place, &[]) else { return };
     let ready = watch(waiting(&launcher)).expect("a process");
     launcher.process.kill().expect("killed");
     launcher.process.wait().expect("ended");
@@ -180,11 +175,10 @@ fn process_made_ahead_keeps_no_user_from_another_start() {
     let place = Place::new();
     make_for_all_users(&place, "sluice-worker");
     let cgroup = directory.0.to_str().expect("UTF-8");
-    let (launcher, _) = confining(&place, &["--worker-uids", "4000000:2", "--cgroup", cgroup]);
-    let first = launcher.worker(1).expect("a worker");
-    if !has_namespaces(&first) {
+    let Some((launcher, _, _first)) = begun(&place, &["--worker-uids", "4000000:2", "--cgroup", cgroup])
+    else {
         return;
-    }
+    };
     let ready = waiting(&launcher);
     let probe = launcher.ask(ToLauncher::StartProbe { unit: 0, visible: Visible::Host }).expect("a probe");
     assert_eq!(probe.describe()["uid"], 4_000_001);
