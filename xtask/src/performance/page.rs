@@ -260,7 +260,8 @@ fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_tests::performance::{Machine, Yardstick};
+    use crate::performance::records::tests::machine;
+    use sluice_tests::performance::Yardstick;
 
     fn records() -> Records {
         let row = |name: &str, value, yardstick| Measured {
@@ -275,15 +276,7 @@ mod tests {
             let name = "ping-pong".to_owned();
             Some(Yardstick { name, value: 0.1, p99: 0.2, p999: 0.3, ratio, ratio_low: 2.0, ratio_high: 9.0 })
         };
-        let machine = Machine {
-            date: "2027-01-02".to_owned(),
-            commit: "abc".to_owned(),
-            kernel: "6.18".to_owned(),
-            processor: "a processor".to_owned(),
-            processors: 2,
-            load: 0.04,
-        };
-        let run = |rows| Some(BenchRun { machine: machine.clone(), seconds: 61.0, rows });
+        let run = |rows| Some(BenchRun { machine: machine(), seconds: 61.0, rows });
         Records {
             bench: run(vec![row("call/sync", 0.5, yardstick(5.0)), row("gap/call/1ms", 20.0, None)]),
             machines: run(vec![row("vm/2d/call/sync", 1.5, yardstick(15.0))]),

@@ -90,24 +90,28 @@ fn file() -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use sluice_tests::performance::Machine;
+
+    /// A machine of a record.
+    pub(in crate::performance) fn machine() -> Machine {
+        Machine {
+            date: "2027-01-02".to_owned(),
+            commit: "abc".to_owned(),
+            kernel: "6.18".to_owned(),
+            processor: "a processor".to_owned(),
+            processors: 2,
+            load: 0.04,
+        }
+    }
 
     fn run(names: impl IntoIterator<Item = String>) -> BenchRun {
         let row = |name: String| {
             let unit = kind(&name).map_or("us", |kind| kind.unit).to_owned();
             Measured { name, unit, value: 1.0, p99: 1.0, p999: 1.0, yardstick: None }
         };
-        let machine = Machine {
-            date: "2027-01-02".to_owned(),
-            commit: "abc".to_owned(),
-            kernel: "6.18".to_owned(),
-            processor: "a processor".to_owned(),
-            processors: 2,
-            load: 0.0,
-        };
-        BenchRun { machine, seconds: 1.0, rows: names.into_iter().map(row).collect() }
+        BenchRun { machine: machine(), seconds: 1.0, rows: names.into_iter().map(row).collect() }
     }
 
     #[test]
