@@ -93,6 +93,7 @@ pub(super) struct Confined {
     namespaces: Option<Namespaces>,
     /// `None` if the kernel has no Landlock.
     rules: Option<OwnedFd>,
+    names_threads: bool,
 }
 
 impl Confinement {
@@ -179,7 +180,8 @@ impl Confinement {
         let users = self.users.iter().find(|users| **users == UserNamespace::Host || !tells_users_apart);
         let namespaces =
             users.map(|users| Ok::<_, io::Error>(Namespaces::new(Root::of(&list)?, *users, uid)));
-        Ok((Confined { namespaces: namespaces.transpose()?, rules }, list))
+        let namespaces = namespaces.transpose()?;
+        Ok((Confined { namespaces, rules, names_threads: list.names_threads() }, list))
     }
 }
 
@@ -196,7 +198,7 @@ impl Confined {
 
     /// Confines the calling process, which can gain no privileges any more, to its files. Async-signal-safe.
     pub(super) fn restrict(&self) -> io::Result<()> {
-        self.rules.as_ref().map_or(Ok(()), |rules| landlock::enter(rules.as_fd()))
+        self.rules.as_ref().map_or(Ok(()), |rules| landlock::enter(rules.as_fd(), self.names_threads))
     }
 }
 
@@ -378,7 +380,7 @@ mod tests {
         list.replace_present(&place.path().join("missing"), |_| String::new()).unwrap();
         let namespaces = Namespaces::new(Root::of(&list).unwrap(), UserNamespace::Own, None);
         let rules = landlock::rules(list.files(), false).unwrap();
-        let confined = Confined { namespaces: Some(namespaces), rules };
+        let confined = Confined { namespaces: Some(namespaces), rules, names_threads: false };
         let script = format!("read line < {path}; echo $line; echo 1 > {path}", path = path.display());
         let said = run(confined, None, &script);
         assert!(said.starts_with("Modify: 0\n") && said.contains("cannot create"), "{said}");

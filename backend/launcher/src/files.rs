@@ -27,6 +27,10 @@ pub(super) enum Access {
 /// A directory in which no process finds or makes a file: for services of drivers that workers must not reach.
 pub(super) const EMPTY: &str = "/var/empty";
 
+/// The files of a process's threads, with the name of each. `cuInit` names a thread by its file, and fails with 304 if it cannot (seen with
+/// 580.159 on an H100).
+pub(super) const OWN_THREADS: &str = "/proc/self/task";
+
 /// Files about the host and its processors that the C library and drivers read; a missing one is left out.
 const HOST: [&str; 12] = [
     "/etc/ld.so.cache",
@@ -201,6 +205,8 @@ pub(super) struct FileList {
     files: Vec<ListedFile>,
     /// Files that have other contents in a root than on the host.
     replaced: Vec<(PathBuf, Vec<u8>)>,
+    /// True if the process may name its threads by their files.
+    names_threads: bool,
 }
 
 impl FileList {
@@ -228,6 +234,7 @@ impl FileList {
                 let state = Path::new(NVIDIA_STATE);
                 list.replace_present(&state.join("params"), without_new_nodes)?;
                 list.add_present(nodes_of(state, visible)?, Access::Device)?;
+                list.names_threads = !*manages;
                 if *manages {
                     list.add_present([NVIDIA_CAPABILITIES], Access::Device)?;
                 } else {
@@ -258,6 +265,11 @@ impl FileList {
     /// The paths of files that have these contents in a root.
     pub(super) fn replaced(&self) -> impl Iterator<Item = (&Path, &[u8])> {
         self.replaced.iter().map(|(path, contents)| (path.as_path(), contents.as_slice()))
+    }
+
+    /// True if the process may name its threads by their files.
+    pub(super) const fn names_threads(&self) -> bool {
+        self.names_threads
     }
 
     pub(super) fn add(&mut self, path: &Path, access: Access) -> io::Result<()> {
@@ -331,7 +343,7 @@ fn capabilities_of(state: &Path, visible: Visible) -> io::Result<Vec<(PathBuf, P
             places.extend([instance.join(format!("ci{compute}")), instance]);
         }
         Visible::Host | Visible::Ordinal(_) => {
-            for gpu in read_present(&state.join("capabilities"))? {
+            for gpu in read_named(&state.join("capabilities"), "gpu")? {
                 for instance in read_named(&gpu.join("mig"), "gi")? {
                     places.extend(read_named(&instance, "ci")?);
                     places.push(instance);
@@ -521,6 +533,8 @@ mod tests {
             let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
             write(&format!("capabilities/{path}"), &text);
         }
+        // Some drivers have a capability of no GPU there.
+        write("capabilities/fabric-imex-mgmt", "DeviceFileMinor: 3\nDeviceFileMode: 256\n");
         std::fs::create_dir_all(state.path().join("capabilities/gpu0/mig")).unwrap();
         state
     }

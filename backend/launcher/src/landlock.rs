@@ -3,7 +3,7 @@
 //! The rules of the kernel's Landlock for a process: the files of its list, no port of the network, no abstract socket of another
 //! process. They hold beside the process's namespaces, and where the host permits none.
 
-use std::{io, os::fd::AsRawFd as _, path::Path};
+use std::{ffi::CStr, io, os::fd::AsRawFd as _, path::Path};
 
 use ::landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, PathBeneath, PathFd, Ruleset, RulesetAttr as _,
@@ -18,6 +18,9 @@ use super::files::Access;
 
 /// The newest version with which these rules were tested. A kernel with an older one enforces what it has.
 const VERSION: ABI = ABI::V6;
+
+/// [`super::files::OWN_THREADS`] for system calls.
+const OWN_THREADS: &CStr = c"/proc/self/task";
 
 fn rights(access: Access) -> BitFlags<AccessFs> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
@@ -54,9 +57,25 @@ pub(super) fn rules<'a>(
     Ok(make().map_err(io::Error::other)?.into())
 }
 
-/// Adds the directory of the calling process in `/proc` to its rules, and enters them. The process can gain no privileges any more.
-/// Async-signal-safe.
-pub(super) fn enter(rules: BorrowedFd<'_>) -> io::Result<()> {
+/// Adds the directory of the calling process in `/proc` to its rules, with the right to name threads if `names_threads`, and enters them. The
+/// process can gain no privileges any more. Async-signal-safe.
+pub(super) fn enter(rules: BorrowedFd<'_>, names_threads: bool) -> io::Result<()> {
+    add_own(rules, c"/proc/self", rights(Access::Read))?;
+    if names_threads {
+        let write = BitFlags::from(AccessFs::WriteFile);
+        // A kernel without a rule about truncation does not know the right, either.
+        add_own(rules, OWN_THREADS, write | AccessFs::Truncate)
+            .or_else(|_| add_own(rules, OWN_THREADS, write))?;
+    }
+    // SAFETY: no pointers; the descriptor is open.
+    match unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Adds a directory of the calling process to its rules.
+fn add_own(rules: BorrowedFd<'_>, path: &CStr, rights: BitFlags<AccessFs>) -> io::Result<()> {
     /// `LANDLOCK_RULE_PATH_BENEATH` of `linux/landlock.h`.
     const PATH_BENEATH: libc::c_int = 1;
     /// `struct landlock_path_beneath_attr` there.
@@ -65,14 +84,12 @@ pub(super) fn enter(rules: BorrowedFd<'_>) -> io::Result<()> {
         access: u64,
         directory: libc::c_int,
     }
-    let directory = rustix::fs::open(c"/proc/self", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let beneath = Beneath { access: rights(Access::Read).bits(), directory: directory.as_raw_fd() };
+    let directory = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let beneath = Beneath { access: rights.bits(), directory: directory.as_raw_fd() };
     let pointer = std::ptr::from_ref(&beneath);
     // SAFETY: the kernel reads the structure, which has the layout for this kind of rule; both descriptors are open.
-    let added =
-        unsafe { libc::syscall(libc::SYS_landlock_add_rule, rules.as_raw_fd(), PATH_BENEATH, pointer, 0) };
-    // SAFETY: no pointers; the descriptor is open.
-    let entered =
-        added == 0 && unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0) } == 0;
-    if entered { Ok(()) } else { Err(io::Error::last_os_error()) }
+    match unsafe { libc::syscall(libc::SYS_landlock_add_rule, rules.as_raw_fd(), PATH_BENEATH, pointer, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

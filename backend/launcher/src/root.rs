@@ -10,7 +10,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::files::{Access, EMPTY, FileList};
+use super::files::{Access, EMPTY, FileList, OWN_THREADS};
 
 /// The directory of the new root where the host's root is while the files are bound.
 pub(super) const HOST: &str = "/.host";
@@ -53,7 +53,7 @@ pub(super) struct Root {
     steps: Vec<Step>,
     /// Paths that exist in the new root.
     placed: BTreeSet<PathBuf>,
-    /// Directories of the host that are bound with all their files.
+    /// Files of the host that are bound, and directories with all their files.
     bound: Vec<PathBuf>,
 }
 
@@ -68,7 +68,7 @@ impl Root {
         let mut root = Self::default();
         list.files().try_for_each(|(path, access)| root.add(path, access))?;
         list.replaced().try_for_each(|(path, contents)| root.replace(path, contents))?;
-        root.add_own_process()?;
+        root.add_own_process(list.names_threads())?;
         root.add_empty_directory(Path::new(EMPTY))?;
         Ok(root)
     }
@@ -76,21 +76,17 @@ impl Root {
     /// Adds a file or directory of the host at its absolute path. Symbolic links in the path exist in the new root, too.
     fn add(&mut self, path: &Path, access: Access) -> io::Result<()> {
         let file = self.follow(path)?;
-        if self.bound.iter().any(|bound| file.starts_with(bound)) || self.placed.contains(&file) {
+        if self.bound.iter().any(|bound| file.starts_with(bound)) {
             return Ok(());
         }
-        let directory = fs::metadata(&file)?.is_dir();
-        let path = c_string(&file)?;
-        self.steps.push(if directory {
-            Step::Directory(path)
+        if fs::metadata(&file)?.is_dir() {
+            self.directory(&file)?;
         } else {
-            Step::File { path, contents: Vec::new() }
-        });
-        self.bind(&file, &file, access)?;
-        if directory {
-            self.bound.push(file.clone());
+            self.steps.push(Step::File { path: c_string(&file)?, contents: Vec::new() });
+            self.placed.insert(file.clone());
         }
-        self.placed.insert(file);
+        self.bind(&file, &file, access)?;
+        self.bound.push(file);
         Ok(())
     }
 
@@ -102,12 +98,14 @@ impl Root {
         Ok(())
     }
 
-    /// Adds `/proc/self`: of all processes, the process sees only itself.
-    fn add_own_process(&mut self) -> io::Result<()> {
+    /// Adds `/proc/self`: of all processes, the process sees only itself. It may name its threads there if `names_threads`.
+    fn add_own_process(&mut self, names_threads: bool) -> io::Result<()> {
         let path = Path::new("/proc/self");
         self.directory(Path::new("/proc"))?;
         self.directory(path)?;
-        self.bind(path, path, Access::Read)
+        self.bind(path, path, Access::Read)?;
+        let threads = Path::new(OWN_THREADS);
+        if names_threads { self.bind(threads, threads, Access::Write) } else { Ok(()) }
     }
 
     /// Adds an empty directory that the process cannot write to.

@@ -2,7 +2,7 @@
 //!
 //! A library decides which list applies, by its file ([`DriverList::of_library`]), before it is loaded. The software GPU's list was made from
 //! traces of the whole-system tests. NVIDIA's was made from public sources: the requests in [`crate::ioctls`], and calls of the C library for
-//! files, memory and threads. No run on hardware has traced it yet. So a call that is on no list is answered with EPERM and a line of log there
+//! files, memory and threads; a trace of 580.159 on an H100 confirmed it for that release. So a call that is on no list is answered with EPERM and a line of log there
 //! ([`crate::refusal`]), and does not end the process; calls that only an attacker makes still do ([`crate::attacks`]).
 
 use crate::{
@@ -121,6 +121,7 @@ pub(crate) fn profile(mut ours: Vec<Rule>, list: DriverList, user: DriverUser) -
             },
             driver: nvidia(branch, user),
             absent: common::absent(),
+            missing: nvidia_missing(),
             fatal: [attacks::everywhere(), attacks::leaving()].concat(),
             otherwise: Otherwise::Refuse,
         },
@@ -218,11 +219,13 @@ const CALLER: i32 = 0;
 
 /// Calls of NVIDIA's libraries, at any time: they open their devices again for every context.
 ///
-/// Left out on purpose, and so answered with EPERM: sockets, which lead to services (`nvidia-persistenced`, the multi-process service) that
-/// are optional, and by which descriptors could be passed on; `sendmsg`, likewise; new directories, and renamed or removed files, which only
-/// the cache of compiled code needs.
+/// Left out on purpose, and so answered with EPERM: `accept` and `sendmsg`, by which descriptors could be passed on; renamed files,
+/// which only the cache of compiled code needs; and with ENOENT, all of [`nvidia_missing`].
 fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
     let mut rules = loading();
+    if user != DriverUser::Inventory {
+        rules.extend(listening());
+    }
     rules.extend([
         Rule::requests(
             SYS_ioctl,
@@ -288,6 +291,8 @@ fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
             "scheduling of a driver's threads, by themselves as 0; never before those of the host",
         ),
         Rule::any(SYS_getpriority, "priority of threads"),
+        Rule::any(SYS_sched_get_priority_max, "start-up of the compiler"),
+        Rule::any(SYS_sched_get_priority_min, "start-up of the compiler"),
         Rule::any(SYS_sysinfo, "the amount of the host's memory"),
         Rule::of_self(SYS_prlimit64, "limits of its own, without changing them"),
         Rule::any(SYS_uname, "version of the kernel"),
@@ -311,6 +316,32 @@ fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
         Rule::any(SYS_getegid, "identity towards a driver"),
     ]);
     rules
+}
+
+/// The socket that `cuInit` makes, and without which it fails with 304 (seen with 580.159 on an H100): another process of the user could ask
+/// for its address space by it. Its name is an abstract one, so only processes of the same network namespace can connect; and since
+/// `accept` is on no list, no connection is answered.
+fn listening() -> Vec<Rule> {
+    let why = "the socket that the driver listens on from its start";
+    vec![
+        Rule::exactly(SYS_socket, &[&[(0, AF_UNIX), (1, SOCK_SEQPACKET | SOCK_CLOEXEC), (2, 0)]], why),
+        Rule::any(SYS_bind, why),
+        Rule::any(SYS_listen, why),
+    ]
+}
+
+/// Calls that NVIDIA's libraries try at each start, and for which there is no file (seen with 580.159 on an H100, where `cuInit` fails with 304 if
+/// an `unlink` ends with EPERM).
+fn nvidia_missing() -> Vec<Rule> {
+    let links = "links to devices in /dev/char";
+    let services = "the multi-process service, which is optional, and would be shared with other processes";
+    vec![
+        Rule::any(SYS_unlink, links),
+        Rule::any(SYS_symlink, links),
+        Rule::any(SYS_mkdir, links),
+        Rule::exactly(SYS_setsockopt, &[&[(1, SOL_SOCKET), (2, SO_PASSCRED)]], services),
+        Rule::any(SYS_connect, services),
+    ]
 }
 
 #[cfg(test)]

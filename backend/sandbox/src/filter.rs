@@ -188,6 +188,9 @@ pub struct AllowList {
     pub driver: Vec<Rule>,
     /// Calls that are answered with ENOSYS, because a library tries them and works without.
     pub absent: Vec<Rule>,
+    /// Calls that are answered with ENOENT and leave no line in the log, because a library tries them at each start and takes this for an
+    /// answer.
+    pub missing: Vec<Rule>,
     /// Calls that kill the process, if others are only refused.
     pub fatal: Vec<Rule>,
     /// The answer to all other calls.
@@ -206,7 +209,7 @@ pub enum Otherwise {
 impl AllowList {
     /// Every call that is not listed kills the process.
     pub(crate) fn strict(ours: Vec<Rule>, driver: Vec<Rule>, absent: Vec<Rule>) -> AllowList {
-        AllowList { ours, driver, absent, fatal: Vec::new(), otherwise: Otherwise::Kill }
+        AllowList { ours, driver, absent, missing: Vec::new(), fatal: Vec::new(), otherwise: Otherwise::Kill }
     }
 }
 
@@ -265,18 +268,20 @@ fn programs(
 ) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     match profile {
         FilterProfile::Deny(denied) => Ok(vec![compile(denied, SeccompAction::Allow, fatal)?]),
-        FilterProfile::Allow(AllowList { ours, driver, absent, fatal: attacks, otherwise }) => {
+        FilterProfile::Allow(AllowList { ours, driver, absent, missing, fatal: attacks, otherwise }) => {
             let mut programs = Vec::new();
-            if !absent.is_empty() {
-                let enosys = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
-                programs.push(compile(absent, SeccompAction::Allow, enosys)?);
+            for (answered, error) in [(absent, libc::ENOSYS), (missing, libc::ENOENT)] {
+                if !answered.is_empty() {
+                    let error = SeccompAction::Errno(error.cast_unsigned());
+                    programs.push(compile(answered, SeccompAction::Allow, error)?);
+                }
             }
             if !attacks.is_empty() {
                 programs.push(compile(attacks, SeccompAction::Allow, fatal.clone())?);
             }
-            // The stricter of two filters decides, so absent calls have to pass the list of allowed ones.
+            // The stricter of two filters decides, so these calls have to pass the list of allowed ones.
             let absent = absent.iter().map(|rule| Rule::any(rule.call, rule.why)).collect();
-            let all = [ours.clone(), driver.clone(), absent].concat();
+            let all = [ours.clone(), driver.clone(), absent, missing.clone()].concat();
             let otherwise = match otherwise {
                 Otherwise::Kill => fatal,
                 Otherwise::Refuse => refusal,
@@ -354,12 +359,12 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    fn lists(role: Role) -> [Vec<Rule>; 4] {
+    fn lists(role: Role) -> [Vec<Rule>; 5] {
         match role.profile() {
-            FilterProfile::Allow(AllowList { ours, driver, absent, fatal, .. }) => {
-                [ours, driver, absent, fatal]
+            FilterProfile::Allow(AllowList { ours, driver, absent, missing, fatal, .. }) => {
+                [ours, driver, absent, missing, fatal]
             }
-            FilterProfile::Deny(denied) => [denied, Vec::new(), Vec::new(), Vec::new()],
+            FilterProfile::Deny(denied) => [denied, Vec::new(), Vec::new(), Vec::new(), Vec::new()],
         }
     }
 

@@ -34,8 +34,8 @@ use std::{
     sync::{Mutex, MutexGuard, Once, OnceLock},
 };
 
-/// Unit of allocations: a cache line, so that neighbours do not share one.
-const UNIT: u64 = 64;
+/// Unit of allocations: the alignment of pinned memory natively. Programs rely on it: XLA ends if its memory is not aligned to 256 bytes.
+const UNIT: u64 = 512;
 /// Fewest bytes by which the arena grows.
 const GROWTH: u64 = 32 << 20;
 /// Staging bytes that work of one stream may hold; beyond them a copy waits for earlier ones on its own stream.
