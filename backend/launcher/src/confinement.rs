@@ -176,12 +176,14 @@ impl Confinement {
         tells_users_apart: bool,
     ) -> io::Result<(Confined, FileList)> {
         let list = self.list(visible)?;
+        Ok((self.confine_to(&list, uid, tells_users_apart)?, list))
+    }
+
+    fn confine_to(&self, list: &FileList, uid: Option<u32>, tells_users_apart: bool) -> io::Result<Confined> {
         let rules = landlock::rules(list.files(), self.signals)?;
         let users = self.users.iter().find(|users| **users == UserNamespace::Host || !tells_users_apart);
-        let namespaces =
-            users.map(|users| Ok::<_, io::Error>(Namespaces::new(Root::of(&list)?, *users, uid)));
-        let namespaces = namespaces.transpose()?;
-        Ok((Confined { namespaces, rules, names_threads: list.names_threads() }, list))
+        let namespaces = users.map(|users| Ok::<_, io::Error>(Namespaces::new(Root::of(list)?, *users, uid)));
+        Ok(Confined { namespaces: namespaces.transpose()?, rules, names_threads: list.names_threads() })
     }
 }
 
@@ -385,6 +387,31 @@ mod tests {
         let said = run(confined, None, &script);
         assert!(said.starts_with("Modify: 0\n") && said.contains("cannot create"), "{said}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "Modify: 1\n");
+    }
+
+    // Promise: F90
+    #[test]
+    fn process_names_its_threads_only_if_its_driver_does() {
+        let state = tempfile::tempdir().unwrap();
+        for (namespaces, names_threads) in [(true, true), (true, false), (false, true), (false, false)] {
+            if !can_confine(namespaces) {
+                continue;
+            }
+            let mut confinement = of_shell(state.path());
+            if namespaces {
+                confinement.add_namespaces(None, NOTHING).unwrap();
+            }
+            let mut list = confinement.list(Visible::Host).unwrap();
+            if names_threads {
+                list.let_name_threads();
+            }
+            let confined = confinement.confine_to(&list, None, false).unwrap();
+            let script = "echo named > /proc/self/task/$$/comm; read name < /proc/self/comm; echo $name; \
+                          echo 1 > /proc/self/oom_score_adj";
+            let said = run(confined, None, script);
+            assert_eq!(said.starts_with("named\n"), names_threads, "{said}");
+            assert!(said.contains("cannot create /proc/self/oom_score_adj"), "{said}");
+        }
     }
 
     #[test]

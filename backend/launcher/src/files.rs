@@ -234,10 +234,10 @@ impl FileList {
                 let state = Path::new(NVIDIA_STATE);
                 list.replace_present(&state.join("params"), without_new_nodes)?;
                 list.add_present(nodes_of(state, visible)?, Access::Device)?;
-                list.names_threads = !*manages;
                 if *manages {
                     list.add_present([NVIDIA_CAPABILITIES], Access::Device)?;
                 } else {
+                    list.let_name_threads();
                     let directory = library.parent().unwrap_or(Path::new("/"));
                     let libraries = NVIDIA_LIBRARIES.map(|name| directory.join(name.replace("{}", version)));
                     list.add_present(libraries, Access::Execute)?;
@@ -265,6 +265,11 @@ impl FileList {
     /// The paths of files that have these contents in a root.
     pub(super) fn replaced(&self) -> impl Iterator<Item = (&Path, &[u8])> {
         self.replaced.iter().map(|(path, contents)| (path.as_path(), contents.as_slice()))
+    }
+
+    /// Lets the process name its threads by their files.
+    pub(super) const fn let_name_threads(&mut self) {
+        self.names_threads = true;
     }
 
     /// True if the process may name its threads by their files.

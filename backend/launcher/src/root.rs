@@ -238,6 +238,20 @@ mod tests {
         assert_eq!(root.steps().len(), before);
     }
 
+    // Promise: F90
+    #[test]
+    fn directory_of_a_listed_file_can_be_listed_itself() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        fs::write(base.join("file"), "").unwrap();
+        let mut root = Root::default();
+        root.add(&base.join("file"), Access::Read).unwrap();
+        root.add(&base, Access::Read).unwrap();
+        let (base, all) = (base.display(), texts(&root));
+        assert_eq!(all.last(), Some(&format!("bind /.host{base} {base}")));
+        assert_eq!(all.iter().filter(|step| **step == format!("directory {base}")).count(), 1);
+    }
+
     #[test]
     fn circle_of_links_is_an_error() {
         let place = tempfile::tempdir().unwrap();
