@@ -127,6 +127,11 @@ pub const GROUPS: &[IoctlGroup] = &[
         ],
     },
     IoctlGroup {
+        users: &[DriverUser::Inventory],
+        why: "errors of devices, for which the inventory waits; without it nvmlEventSetWait fails with 17 (seen with 580.159 on an H100)",
+        requests: &[escape("NV_ESC_RM_GET_EVENT_DATA", 0x52)],
+    },
+    IoctlGroup {
         users: CUDA,
         why: "the process's own address space on its GPUs",
         requests: &[
@@ -195,7 +200,6 @@ pub const GROUPS: &[IoctlGroup] = &[
         requests: &[
             escape("NV_ESC_RM_ALLOC_OBJECT", 0x28),
             escape("NV_ESC_RM_IDLE_CHANNELS", 0x41),
-            escape("NV_ESC_RM_GET_EVENT_DATA", 0x52),
             escape("NV_ESC_RM_ALLOC_CONTEXT_DMA2", 0x54),
             escape("NV_ESC_RM_ADD_VBLANK_CALLBACK", 0x56),
             escape("NV_ESC_RM_MAP_MEMORY_DMA", 0x57),

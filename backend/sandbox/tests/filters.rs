@@ -204,6 +204,7 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
     ("the same, another type",  request(0xc020_452a),                                       "kkk kkk ppp ."),
     ("the same, only reading",  request(0x8020_462a),                                       "kkk kkk ppp ."),
     ("NV_ESC_RM_I2C_ACCESS",    escape(0x39),                                               "kkk kkk ppp ."),
+    ("NV_ESC_RM_GET_EVENT_DATA", escape(0x52),                                              "kkk kkk pp. ."),
     ("NV_ESC_IOCTL_XFER_CMD",   escape(211),                                                "kkk kkk ppp ."),
     ("UVM_INITIALIZE",          request(0x3000_0001),                                       "kkk kkk ..p ."),
     ("UVM_CREATE_EXTERNAL_…",   request(73),                                                "kkk kkk ..p ."),
