@@ -144,7 +144,7 @@ int main() {
     launch_await(stream);
     std::thread releasing = release();
     MUST(p_cuStreamDestroy(stream));
-    expect("a destroyed stream is no handle", p_cuStreamQuery(stream) != CUDA_SUCCESS);
+    if (undefined_too()) expect("a destroyed stream is no handle", p_cuStreamQuery(stream) != CUDA_SUCCESS);
     MUST(p_cuCtxSynchronize());
     expect("the context waits for work of a destroyed stream", *done == 1);
     releasing.join();
@@ -199,8 +199,7 @@ int main() {
     *flag = 1;
     MUST(p_cuCtxSynchronize());
     MUST(p_cuEventDestroy(event));
-    expect("an event that is gone", p_cuEventDestroy(event) == CUDA_ERROR_INVALID_HANDLE ||
-                                        p_cuEventDestroy(event) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    if (undefined_too()) expect("an event that is gone", p_cuEventDestroy(event) == CUDA_ERROR_INVALID_HANDLE);
 
     // Other calls about a kernel go on while its launches wait for room on their stream.
     launch_await(stream);
