@@ -100,7 +100,9 @@ int main() {
         expect("8 bytes", CALL(cuStreamWaitValue64, held, words, 0, 0) == CUDA_ERROR_NOT_SUPPORTED);
     }
 
-    // A kernel of another stream ends the wait, and work of all kinds stands behind it.
+    // A kernel of another stream ends the wait, and work of all kinds stands behind it. A driver may load a kernel at its first launch,
+    // which waits for all streams: it is launched once before.
+    store<<<1, 1, 0, open>>>((unsigned *)words, 0);
     clear();
     cudaEvent_t behind;
     CHECK(cudaEventCreateWithFlags(&behind, cudaEventDisableTiming));
