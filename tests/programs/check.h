@@ -18,6 +18,10 @@
         }                                                                                        \
     } while (0)
 
+// True if the program is to check also what NVIDIA's driver leaves undefined, or does not promise: tests of the software GPU and of
+// Sluice ask for it.
+inline bool undefined_too() { return std::getenv("SLUICE_TEST_UNDEFINED") != nullptr; }
+
 // Pseudo-random data, the same everywhere (splitmix64).
 struct Random {
     uint64_t state;

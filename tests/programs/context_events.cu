@@ -1,6 +1,7 @@
 // Events of all work of a context, and contexts that wait for events: streams of every kind, destroyed and later ones included.
 #include "driver.h"
 #include <thread>
+#include <unistd.h>
 
 static bool passed = true;
 
@@ -21,19 +22,20 @@ static unsigned word(CUstream stream, int index) {
 int main() {
     CUcontext context, other;
     CUevent event, foreign;
-    CUstream streams[3], gone, later, beside;
+    CUstream streams[3], gone, beside, free;
     MUST(cuInit, 0);
     MUST(cuCtxCreate, &other, nullptr, 0, 0);
     MUST(cuEventCreate, &foreign, CU_EVENT_DISABLE_TIMING);
-    MUST(cuStreamCreate, &beside, CU_STREAM_NON_BLOCKING);
+    for (CUstream *stream : {&beside, &free}) MUST(cuStreamCreate, stream, CU_STREAM_NON_BLOCKING);
+    // Memory of the other context, so that a copy of it waits for no stream of this one.
+    MUST(cuMemAlloc, &words, 64);
     MUST(cuCtxCreate, &context, nullptr, 0, 0);
     MUST(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
     for (CUstream &stream : streams) MUST(cuStreamCreate, &stream, &stream == streams ? 0 : CU_STREAM_NON_BLOCKING);
     MUST(cuStreamCreate, &gone, CU_STREAM_NON_BLOCKING);
-    MUST(cuMemAlloc, &words, 64);
     auto clear = [&] {
-        MUST(cuMemsetD8, words, 0, 64);
-        MUST(cuCtxSynchronize);
+        for (int i = 0; i < 16; i++) MUST(cuStreamWriteValue32, beside, words + 4 * i, 0, 0);
+        MUST(cuStreamSynchronize, beside);
     };
 
     // An idle context.
@@ -67,24 +69,32 @@ int main() {
     MUST(cuEventSynchronize, event);
     expect("a destroyed stream holds its event", held);
 
-    // All streams wait for an event of another context, those that are made later, too.
+    // All streams wait for an event of another context, those that are made later, too. A driver may have that call wait as well.
     clear();
     MUST(cuStreamWaitValue32, beside, words, 1, CU_STREAM_WAIT_VALUE_EQ);
     MUST(cuEventRecord, foreign, beside);
     MUST(cuCtxWaitEvent, context, foreign);
-    MUST(cuStreamCreate, &later, CU_STREAM_NON_BLOCKING);
-    CUstream waiting[] = {streams[0], streams[1], streams[2], later};
-    for (int i = 0; i < 4; i++) MUST(cuStreamWriteValue32, waiting[i], words + 4 + 4 * i, 7, 0);
+    for (int i = 0; i < 3; i++) MUST(cuStreamWriteValue32, streams[i], words + 4 + 4 * i, 7, 0);
+    held = true;
+    for (CUstream stream : streams) held &= CALL(cuStreamQuery, stream) == CUDA_ERROR_NOT_READY;
     // What becomes of the event does not matter to the waits.
     MUST(cuEventDestroy, foreign);
+    std::thread making([&] {
+        CUstream later;
+        MUST(cuCtxSetCurrent, context);
+        MUST(cuStreamCreate, &later, CU_STREAM_NON_BLOCKING);
+        MUST(cuStreamWriteValue32, later, words + 16, 7, 0);
+        MUST(cuStreamSynchronize, later);
+    });
+    usleep(50000);
     MUST(cuCtxSetCurrent, other);
-    CUstream free;
-    MUST(cuStreamCreate, &free, CU_STREAM_NON_BLOCKING);
-    held = true;
-    for (int i = 0; i < 4; i++) held &= word(free, 1 + i) == 0 && CALL(cuStreamQuery, waiting[i]) == CUDA_ERROR_NOT_READY;
+    for (int i = 1; i <= 4; i++) held &= word(free, i) == 0;
     MUST(cuStreamWriteValue32, free, words, 1, 0);
-    for (CUstream stream : waiting) MUST(cuStreamSynchronize, stream);
-    for (int i = 0; i < 4; i++) held &= word(free, 1 + i) == 7;
+    making.join();
+    MUST(cuCtxSetCurrent, context);
+    for (CUstream stream : streams) MUST(cuStreamSynchronize, stream);
+    MUST(cuCtxSetCurrent, other);
+    for (int i = 1; i <= 4; i++) held &= word(free, i) == 7;
     expect("all streams wait", held);
 
     // Once the wait is over, new streams do not wait; and an event that was never recorded holds no stream.
@@ -98,6 +108,8 @@ int main() {
     MUST(cuStreamQuery, last);
 
     // Streams of the program and of threads begin and end meanwhile.
+    CUdeviceptr large;
+    MUST(cuMemAlloc, &large, 4 << 20);
     unsigned failures = 0;
     auto create = [&] {
         MUST(cuCtxSetCurrent, context);
@@ -112,12 +124,10 @@ int main() {
         for (int i = 0; i < 100; i++)
             std::thread([&] {
                 MUST(cuCtxSetCurrent, context);
-                MUST(cuMemsetD8Async, words, 0, 4, CU_STREAM_PER_THREAD);
+                MUST(cuMemsetD8Async, large, 0, 4, CU_STREAM_PER_THREAD);
                 MUST(cuStreamSynchronize, CU_STREAM_PER_THREAD);
             }).join();
     });
-    CUdeviceptr large;
-    MUST(cuMemAlloc, &large, 4 << 20);
     for (int i = 0; i < 1000; i++) {
         MUST(cuMemsetD8Async, large, i & 255, 4 << 20, streams[1]);
         MUST(cuEventRecord, event, streams[1]);

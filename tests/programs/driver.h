@@ -9,13 +9,18 @@
 #define TEXT_OF(name) #name
 #define NAME(name) TEXT_OF(name)
 
-inline void *entry(const char *name) {
+// A function of the driver, or null.
+inline void *find(const char *name) {
     static void *const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!driver) {
         std::printf("dlopen: %s\nFAIL\n", dlerror());
         std::exit(1);
     }
-    void *found = dlsym(driver, name);
+    return dlsym(driver, name);
+}
+
+inline void *entry(const char *name) {
+    void *found = find(name);
     if (!found) {
         std::printf("%s is no symbol of the driver\nFAIL\n", name);
         std::exit(1);
@@ -24,6 +29,13 @@ inline void *entry(const char *name) {
 }
 
 #define CALL(name, ...) (((decltype(&name))entry(NAME(name)))(__VA_ARGS__))
+
+// The version of CUDA that the driver is made for, as 13010 for 13.1: functions of later ones are missing.
+inline int driver_version() {
+    int version = 0;
+    CALL(cuDriverGetVersion, &version);
+    return version;
+}
 
 inline void must(const char *what, CUresult code) {
     if (code == CUDA_SUCCESS) return;

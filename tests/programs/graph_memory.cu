@@ -147,7 +147,8 @@ static void outside(cudaStream_t stream) {
     CHECK(cudaGraphExecDestroy(freeing));
     CHECK(cudaGraphDestroy(frees));
     CHECK(cudaDeviceSynchronize());
-    expect("and ends with its free", used(cudaGraphMemAttrUsedMemCurrent) == 0);
+    // A driver may count it on, as its executable is gone.
+    if (undefined_too()) expect("and ends with its free", used(cudaGraphMemAttrUsedMemCurrent) == 0);
 
     // Freed by each launch.
     asked = allocation(BYTES);
@@ -198,8 +199,7 @@ static void captured(cudaStream_t stream) {
     CHECK(cudaStreamBeginCapture(other, cudaStreamCaptureModeRelaxed));
     code("its launch in a capture", cudaGraphLaunch(exec, other));
     cudaGraph_t nothing;
-    CHECK(cudaStreamEndCapture(other, &nothing));
-    CHECK(cudaGraphDestroy(nothing));
+    code("the end of that capture", cudaStreamEndCapture(other, &nothing));
     CHECK(cudaStreamDestroy(other));
     CHECK(cudaFreeAsync(kept, stream));
     CHECK(cudaGraphExecDestroy(exec));

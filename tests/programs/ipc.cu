@@ -35,6 +35,7 @@ static int other(int input) {
         if (cudaIpcCloseMemHandle(again) != cudaSuccess || cudaIpcCloseMemHandle(values) != cudaSuccess) return 8;
         if (cudaIpcCloseMemHandle(values) == cudaSuccess) return 9;
         cudaGetLastError();
+        if (!undefined_too()) continue;
         handle.reserved[0] ^= 1;
         if (cudaIpcOpenMemHandle((void **)&values, handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess) return 10;
         cudaGetLastError();

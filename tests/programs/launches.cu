@@ -107,8 +107,6 @@ int main() {
 
     // Attributes of streams.
     CUstreamAttrValue value = {}, read = {};
-    MUST(cuStreamGetAttribute, stream, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY, &read);
-    row("policy before it is set", read.syncPolicy, CU_SYNC_POLICY_AUTO);
     value.syncPolicy = CU_SYNC_POLICY_BLOCKING_SYNC;
     MUST(cuStreamSetAttribute, stream, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY, &value);
     std::memset(&value, 0, sizeof value);

@@ -144,7 +144,7 @@ int main() {
     launch_await(stream);
     std::thread releasing = release();
     MUST(p_cuStreamDestroy(stream));
-    expect("a destroyed stream is no handle", p_cuStreamQuery(stream) != CUDA_SUCCESS);
+    if (undefined_too()) expect("a destroyed stream is no handle", p_cuStreamQuery(stream) != CUDA_SUCCESS);
     MUST(p_cuCtxSynchronize());
     expect("the context waits for work of a destroyed stream", *done == 1);
     releasing.join();
@@ -193,14 +193,13 @@ int main() {
     MUST(p_cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     MUST(p_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     launch_await(stream);
-    expect("an event of a graph", p_cuEventRecordWithFlags(event, stream, CU_EVENT_RECORD_EXTERNAL) == CUDA_ERROR_INVALID_VALUE);
+    expect("an event of a graph", p_cuEventRecordWithFlags(event, stream, CU_EVENT_RECORD_EXTERNAL) == CUDA_ERROR_ILLEGAL_STATE);
     MUST(p_cuEventRecordWithFlags(event, stream, 0));
-    expect("a wait of a graph", p_cuStreamWaitEvent(nullptr, event, CU_EVENT_WAIT_EXTERNAL) == CUDA_ERROR_INVALID_VALUE);
+    expect("a wait of a graph", p_cuStreamWaitEvent(nullptr, event, CU_EVENT_WAIT_EXTERNAL) == CUDA_ERROR_ILLEGAL_STATE);
     *flag = 1;
     MUST(p_cuCtxSynchronize());
     MUST(p_cuEventDestroy(event));
-    expect("an event that is gone", p_cuEventDestroy(event) == CUDA_ERROR_INVALID_HANDLE ||
-                                        p_cuEventDestroy(event) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    if (undefined_too()) expect("an event that is gone", p_cuEventDestroy(event) == CUDA_ERROR_INVALID_HANDLE);
 
     // Other calls about a kernel go on while its launches wait for room on their stream.
     launch_await(stream);

@@ -100,7 +100,9 @@ int main() {
         expect("8 bytes", CALL(cuStreamWaitValue64, held, words, 0, 0) == CUDA_ERROR_NOT_SUPPORTED);
     }
 
-    // A kernel of another stream ends the wait, and work of all kinds stands behind it.
+    // A kernel of another stream ends the wait, and work of all kinds stands behind it. A driver may load a kernel at its first launch,
+    // which waits for all streams: it is launched once before.
+    store<<<1, 1, 0, open>>>((unsigned *)words, 0);
     clear();
     cudaEvent_t behind;
     CHECK(cudaEventCreateWithFlags(&behind, cudaEventDisableTiming));
@@ -135,12 +137,14 @@ int main() {
     MUST(cuStreamBatchMemOp, held, 1, &barrier, 0);
     CHECK(cudaStreamSynchronize(held));
 
-    // A batch with one bad operation does nothing.
-    clear();
-    CUstreamBatchMemOpParams bad[2] = {write_wide(words, 1), write_wide(words + 4, 2)};
-    bool refused = CALL(cuStreamBatchMemOp, held, 2, bad, 0) != CUDA_SUCCESS;
-    CHECK(cudaStreamSynchronize(held));
-    expect("a refused batch does nothing", refused && word(0) == 0);
+    // A batch with one bad operation, whose address is misaligned, does nothing.
+    if (undefined_too()) {
+        clear();
+        CUstreamBatchMemOpParams bad[2] = {write_wide(words, 1), write_wide(words + 4, 2)};
+        bool refused = CALL(cuStreamBatchMemOp, held, 2, bad, 0) != CUDA_SUCCESS;
+        CHECK(cudaStreamSynchronize(held));
+        expect("a refused batch does nothing", refused && word(0) == 0);
+    }
 
     // Pinned memory: the program ends the wait, and a write behind it does not hold up the program.
     if (attribute(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY)) {
@@ -162,13 +166,11 @@ int main() {
 
     // Managed memory is not for this.
     unsigned *managed;
-    if (attribute(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)) {
+    if (undefined_too() && attribute(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)) {
         CHECK(cudaMallocManaged(&managed, 64));
         expect("managed memory is refused",
                CALL(cuStreamWaitValue32, held, (CUdeviceptr)managed, 0, 0) == CUDA_ERROR_INVALID_VALUE);
         CHECK(cudaFree(managed));
-    } else {
-        expect("managed memory is refused", true);
     }
     MUST(cuMemFree, words);
     return verdict(passed);

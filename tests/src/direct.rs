@@ -17,6 +17,9 @@ use crate::process::{Background, Finished, run};
 /// Time limit for steps that take well under a second on an idle machine.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Has a program check also what NVIDIA's driver leaves undefined, such as the use of handles that are destroyed.
+const UNDEFINED: &str = "SLUICE_TEST_UNDEFINED";
+
 /// A running backend and the environment its programs need.
 #[derive(Debug)]
 pub struct Backend {
@@ -110,10 +113,12 @@ impl Backend {
     /// As [`Backend::agrees`]; the message names the first call that differs.
     pub fn agrees_call_by_call(&self, binaries: &Binaries, program: &Path) -> Result<usize> {
         let (native, calls) = oracle::traced(|trace| {
-            host::run_native_with(binaries, program, &[], &[(oracle::VARIABLE, trace)], TIMEOUT)
+            let variables = [(oracle::VARIABLE, trace), (UNDEFINED, Path::new("1"))];
+            host::run_native_with(binaries, program, &[], &variables, TIMEOUT)
         })?;
-        let (remoted, remoted_calls) =
-            oracle::traced(|trace| run(self.command(program, &[]).env(oracle::VARIABLE, trace), TIMEOUT))?;
+        let (remoted, remoted_calls) = oracle::traced(|trace| {
+            run(self.command(program, &[]).env(oracle::VARIABLE, trace).env(UNDEFINED, "1"), TIMEOUT)
+        })?;
         same_output(program, &native, &remoted, &[])?;
         let name = program.file_name().unwrap_or_default().display();
         match oracle::first_difference(&calls, &remoted_calls) {

@@ -244,6 +244,7 @@ fn pinned_and_registered_memory_has_the_same_address_for_the_device() {
     assert_eq!(launch(increment, 1, 1, 0, &mut [start.addr() as u64 + 80]), 0);
     ok!(cuCtxSynchronize());
     assert_eq!(buffer[10], 6);
+    assert_eq!(cu!(cuMemHostUnregister(start.wrapping_byte_add(8))), 1, "not its start");
     ok!(cuMemHostUnregister(start));
     assert_eq!(cu!(cuMemHostUnregister(start)), 713);
     assert_eq!(launch(increment, 1, 1, 0, &mut [start.addr() as u64]), 0);

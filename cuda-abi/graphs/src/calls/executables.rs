@@ -225,7 +225,8 @@ impl<D: GraphDriver> Graphs<D> {
         id.set(self.executable(executable)?.id)
     }
 
-    /// `cuGraphLaunch`. In a capture it becomes a child graph.
+    /// `cuGraphLaunch`. In a capture it becomes a child graph, and one that no child graph can be makes the capture invalid, as NVIDIA's
+    /// driver does.
     ///
     /// # Errors
     /// The driver's code.
@@ -234,10 +235,11 @@ impl<D: GraphDriver> Graphs<D> {
         if self.is_capturing() {
             let stream = self.driver.stream(stream, per_thread)?;
             if self.with(|state| state.captures.enter(stream))? {
-                if !executable.memory.is_empty() {
-                    return Err(failed::<D>(Code::CUDA_ERROR_NOT_SUPPORTED));
-                }
                 let plan = executable.plan.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let mut works = plan.nodes.iter().map(|node| &node.work);
+                if !executable.memory.is_empty() || works.any(|work| matches!(work, Work::Conditional(_))) {
+                    self.refuse(stream)?;
+                }
                 let child = self.with(|state| state.model.import(&described(plan)))?;
                 let added = self.add_captured(stream, NodeWork::Child(child));
                 if added.is_err() {

@@ -529,7 +529,7 @@ fn allocation_and_free_in_a_captured_stream_become_nodes() {
     assert_eq!(graphs.free_outside(freed).err(), Some(INVALID), "its graph frees it");
     drop(graphs.free_outside(kept).unwrap().unwrap());
     graphs.stream_begin_capture(30, false, 0).unwrap();
-    assert_eq!(graphs.graph_launch(executable, 30, false), Err(Error(801)), "no copy of it can be made");
+    assert_eq!(graphs.graph_launch(executable, 30, false), Err(Error(900)), "no copy of it can be made");
 }
 
 /// `CUgraphNodeParams` of a conditional node.
@@ -642,9 +642,9 @@ fn graph_with_a_conditional_node_has_one_executable_and_no_copy() {
     let executable = instantiate(graphs, graph).unwrap();
     // A launch in a capture would be a child graph.
     graphs.stream_begin_capture(3, false, 2).unwrap();
-    assert_eq!(graphs.graph_launch(executable, 3, false), Err(NOT_SUPPORTED));
+    assert_eq!(graphs.graph_launch(executable, 3, false), Err(Error(900)));
     let mut captured = 0;
-    graphs.stream_end_capture(3, false, out(&mut captured)).unwrap();
+    assert_eq!(graphs.stream_end_capture(3, false, out(&mut captured)), Err(Error(901)));
     // The graph may end first.
     graphs.graph_destroy(graph).unwrap();
     graphs.graph_launch(executable, 3, false).unwrap();

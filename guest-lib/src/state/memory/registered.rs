@@ -84,6 +84,14 @@ pub(crate) struct RegisteredRange {
     pub(crate) bytes: u64,
 }
 
+impl RegisteredState {
+    /// The registration of a range that contains an address of the program.
+    fn containing(&self, address: u64) -> Option<&Registration> {
+        let (_, found) = self.list.range(..=address).next_back()?;
+        address.checked_sub(found.pointer).is_some_and(|at| at < found.bytes).then_some(found)
+    }
+}
+
 impl Registered {
     fn lock(&self) -> MutexGuard<'_, RegisteredState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -100,9 +108,8 @@ impl Registered {
             return None;
         }
         let state = self.lock();
-        let (_, found) = state.list.range(..=address).next_back()?;
-        let inside = address.checked_sub(found.pointer).is_some_and(|at| at < found.bytes);
-        inside.then(|| RegisteredRange {
+        let found = state.containing(address)?;
+        Some(RegisteredRange {
             pointer: found.pointer,
             device: found.on_device(found.pointer),
             bytes: found.bytes,
@@ -173,9 +180,10 @@ impl Registered {
         let first = pointer / PAGE * PAGE;
         let gone = {
             let mut state = self.lock();
-            match state.list.get(&first) {
+            match state.containing(pointer) {
                 Some(found) if found.pointer == pointer => state.list.remove(&first),
-                _ => None,
+                Some(_) => return Err(Error::INVALID_VALUE),
+                None => None,
             }
         };
         let gone = gone.ok_or(Error::HOST_MEMORY_NOT_REGISTERED)?;

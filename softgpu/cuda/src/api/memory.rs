@@ -126,6 +126,11 @@ calls! {
     }
 
     fn cuMemHostUnregister(address: u64) {
+        let blocks = gpu::all()?.iter().filter_map(|gpu| gpu.block_at(address));
+        // Within a registered range.
+        if blocks.into_iter().any(|block| block.kind == BlockKind::Registered && block.start != address) {
+            return Err(Error::INVALID_VALUE);
+        }
         free(address, &[BlockKind::Registered], Error::HOST_MEMORY_NOT_REGISTERED)
     }
 }
