@@ -152,12 +152,13 @@ fn sampling(sampling: &Sampling) -> image::Sampling {
     }
 }
 
-/// The part of an array that a view shows. Format 0 is that of the array.
+/// The part of an array that a view shows. It names its format, also if it is that of the array: a driver may take format 0, "as the
+/// array", for no view at all. A format of the array that has no number is sent as 0.
 fn viewed(shape: &ImageShape, view: &View) -> Result<ViewedPart> {
     /// The greatest `CUresourceViewFormat` without blocks.
     const FORMATS: u32 = 24;
     let shown = |format: &u32| Texel::read_view(*format) == Ok(Some(view.texel));
-    let format = if view.texel == shape.texel { Some(0) } else { (1..=FORMATS).find(shown) };
+    let format = (1..=FORMATS).find(shown).or_else(|| (view.texel == shape.texel).then_some(0));
     let ([first_level, last_level], [first_layer, last_layer]) = (view.levels, view.layers);
     Ok(ViewedPart {
         format: format.ok_or(Error::INVALID_VALUE)?,
@@ -340,5 +341,33 @@ impl ImageDriver for GuestImages {
 
     fn check_function(&self, function: u64) -> Result {
         process::get()?.modules.functions.resolve(function).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_cuda_images::{ArrayKind, Component};
+
+    fn view_of(texel: Texel) -> ViewedPart {
+        let texels = Texel { component: Component::F32, channels: 1 };
+        let shape = ImageShape {
+            width: 6,
+            height: 5,
+            depth: 4,
+            texel: texels,
+            flags: 1,
+            geometry: ArrayKind::Planes,
+        };
+        viewed(&shape, &View { texel, levels: [0, 0], layers: [1, 2] }).unwrap()
+    }
+
+    #[test]
+    fn view_names_its_format_also_if_it_is_that_of_the_array() {
+        /// `CU_RES_VIEW_FORMAT_FLOAT_1X32` and `CU_RES_VIEW_FORMAT_UINT_1X32`.
+        const FORMATS: [u32; 2] = [0x16, 0x0d];
+        let formats = [Component::F32, Component::U32]
+            .map(|component| view_of(Texel { component, channels: 1 }).format);
+        assert_eq!(formats, FORMATS);
     }
 }

@@ -1,4 +1,4 @@
-//! Messages of the shim on stderr, which a user can act on. `SLUICE_LOG` sets the level (`off`, `error`, `warn`, `info`).
+//! Messages of the shim on stderr, which a user can act on. `SLUICE_LOG` sets the level (`off`, `error`, `warn`, `info`, `debug`).
 //!
 //! The library lives in foreign programs whose output may be parsed, so by default it writes errors and warnings only, each
 //! warning once, and nothing twice in a row within a minute: programs repeat requests that fail again and again.
@@ -19,6 +19,7 @@ enum Level {
     Error,
     Warn,
     Info,
+    Debug,
 }
 
 fn level() -> Level {
@@ -26,7 +27,8 @@ fn level() -> Level {
     *LEVEL.get_or_init(|| match std::env::var("SLUICE_LOG").as_deref() {
         Ok("off") => Level::Off,
         Ok("error") => Level::Error,
-        Ok("info" | "debug" | "trace") => Level::Info,
+        Ok("info") => Level::Info,
+        Ok("debug" | "trace") => Level::Debug,
         _ => Level::Warn,
     })
 }
@@ -58,4 +60,8 @@ pub(crate) fn warn(message: Arguments<'_>) {
 
 pub(crate) fn info(message: Arguments<'_>) {
     say(Level::Info, message);
+}
+
+pub(crate) fn debug(message: Arguments<'_>) {
+    say(Level::Debug, message);
 }

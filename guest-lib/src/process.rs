@@ -83,6 +83,11 @@ impl ProcessState {
         self.contexts.current(&self.session)
     }
 
+    /// Raw id of the context in which the host looks something up, for calls that need no current context.
+    pub(crate) fn look_up_context(&self) -> Result<u64> {
+        self.contexts.for_look_up(&self.session, &self.streams, &self.devices)
+    }
+
     /// The stream of a handle as a call got it; 0 and the two special values mean streams of the current context.
     pub(crate) fn stream_or_default(&self, call: Call, handle: u64) -> Result<StreamRef<'_>> {
         if handle > PER_THREAD {

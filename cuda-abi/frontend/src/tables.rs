@@ -147,6 +147,11 @@ pub const fn name(uuid: [u8; 16]) -> Option<&'static str> {
     })
 }
 
+/// True for a table that is refused and whose callers work without it, so that its refusal is no news.
+pub const fn is_optional(uuid: [u8; 16]) -> bool {
+    matches!(uuid, RUNTIME_OPTIONAL | NVRTC_CACHE)
+}
+
 /// Runs and removes the destructors that runtimes stored for a context. Call it when the context is destroyed, or its device
 /// reset, before its handle can be used again; not when the process exits.
 pub fn context_destroyed(context: usize) {

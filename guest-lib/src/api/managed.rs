@@ -48,19 +48,6 @@ pub(super) fn variables_are_served(process: &ProcessState) -> Result {
     Ok(())
 }
 
-/// A context for a look-up of a managed variable without one. The driver needs none, but the contents are carried through one: the
-/// primary context of the first device, which the runtime uses next in any case.
-pub(super) fn context_for_variables(process: &ProcessState) -> Result<u64> {
-    variables_are_served(process)?;
-    let mut retained = process.managed.variables.retained();
-    if let Some(context) = retained.filter(|context| process.contexts.get(*context).is_ok()) {
-        return Ok(context);
-    }
-    let context = process.contexts.retain_primary(&process.session, &process.streams, &process.devices, 0)?;
-    *retained = Some(context);
-    Ok(context)
-}
-
 /// A location by value: its kind in the low half.
 #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
 const fn by_value(word: u64) -> Location {

@@ -37,7 +37,8 @@ fn load(
 ) -> Result<u64> {
     let handle = load_image(process, context, library, image, options)?;
     if Environment::get().loading == LoadingMode::Eager {
-        let loaded = load_functions(process, context, handle);
+        let loaded =
+            context_for(process, handle).and_then(|context| load_functions(process, context, handle));
         if let Err(error) = loaded {
             process.unload(context, handle)?;
             return Err(error);
@@ -183,11 +184,11 @@ pub(crate) fn cuModuleUnload(_: Call, module: u64) -> Result {
     unload(module, false)
 }
 
-/// The context of a look-up; a library needs none.
+/// The context of a look-up.
 fn context_for(process: &ProcessState, handle: u64) -> Result<u64> {
     process.session.healthy()?;
     match process.modules.resolve(handle)? {
-        (_, true) => Ok(process.contexts.current_on_host()),
+        (_, true) => process.look_up_context(),
         (_, false) => Ok(process.current()?.raw),
     }
 }
@@ -365,11 +366,10 @@ pub(crate) fn cuLibraryGetManaged(
     name: In<c_char>,
 ) -> Result {
     let process = library(handle)?;
-    let context = match process.contexts.current_on_host() {
-        0 => managed::context_for_variables(process)?,
-        current => current,
-    };
-    let found = variable(process, context, handle, name)?;
+    if process.contexts.current_on_host() == 0 {
+        managed::variables_are_served(process)?;
+    }
+    let found = variable(process, process.look_up_context()?, handle, name)?;
     if found.managed { set_variable(found, address, bytes) } else { Err(Error::NOT_FOUND) }
 }
 
@@ -421,7 +421,7 @@ fn set_attribute(id: c_uint, value: c_int, handle: u64) -> Result {
         return Err(Error::INVALID_VALUE);
     }
     let answer = process.session.sync(
-        process.contexts.current_on_host(),
+        process.look_up_context()?,
         &wire::function_set_attribute::Args { function, attribute: id, value },
     )?;
     process.modules.functions.update(function, answer.attributes)

@@ -63,7 +63,8 @@ impl Hooks for Shim {
         let mut seen = SEEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if seen.get_or_insert_default().insert(uuid) {
             let name = tables::name(uuid).unwrap_or("unknown");
-            log::info(format_args!("export table {name} ({:032x}) is refused", u128::from_be_bytes(uuid)));
+            let say = if tables::is_optional(uuid) { log::debug } else { log::info };
+            say(format_args!("export table {name} ({:032x}) is refused", u128::from_be_bytes(uuid)));
         }
     }
 }

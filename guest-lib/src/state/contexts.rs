@@ -333,6 +333,30 @@ impl Contexts {
         devices: &Devices,
         device: i32,
     ) -> Result<u64> {
+        let index = self.primary_index(device)?;
+        let (raw, mut state) = self.active_primary(session, streams, devices, device)?;
+        state.retained[index] = state.retained[index].saturating_add(1);
+        Ok(raw)
+    }
+
+    /// Returns the current context, or without one the primary context of the first device, which the runtime uses next in any case: for
+    /// calls that need no context themselves, but whose work on the host does. It becomes active without a retain, so that it ends
+    /// when the program releases it.
+    pub(crate) fn for_look_up(&self, session: &Session, streams: &Streams, devices: &Devices) -> Result<u64> {
+        match self.current_on_host() {
+            0 => Ok(self.active_primary(session, streams, devices, 0)?.0),
+            current => Ok(current),
+        }
+    }
+
+    /// A device's primary context, made active if it is not, and the state in which it is.
+    fn active_primary(
+        &self,
+        session: &Session,
+        streams: &Streams,
+        devices: &Devices,
+        device: i32,
+    ) -> Result<(u64, MutexGuard<'_, ContextsState>)> {
         let (raw, index) = (self.primary(device)?, self.primary_index(device)?);
         let mut state = self.lock();
         while state.ending[index] {
@@ -343,8 +367,7 @@ impl Contexts {
             let ordinal = devices.get(device)?.ordinal;
             self.activate(session, streams, &New { raw, device, ordinal, flags, is_primary: true })?;
         }
-        state.retained[index] = state.retained[index].saturating_add(1);
-        Ok(raw)
+        Ok((raw, state))
     }
 
     /// Releases a device's primary context; the last release resets it.

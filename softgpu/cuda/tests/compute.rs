@@ -47,6 +47,14 @@ fn library_kernel_launches_like_a_function_and_takes_a_parameter_buffer() {
     assert_eq!((offset, size), (8, 8));
     assert_eq!(cu!(cuKernelGetParamInfo(kernel, 2, &raw mut offset, &raw mut size)), INVALID_VALUE);
     assert_eq!((offset, size), (8, 8), "nothing is written on failure");
+    let mut current = 0;
+    ok!(cuCtxGetCurrent(&raw mut current));
+    let (mut threads, device) = (0, 0);
+    ok!(cuKernelGetAttribute(&raw mut threads, 0, kernel, device));
+    assert!(threads > 0);
+    ok!(cuCtxSetCurrent(0));
+    assert_eq!(cu!(cuKernelGetAttribute(&raw mut threads, 0, kernel, device)), INVALID_CONTEXT);
+    ok!(cuCtxSetCurrent(current));
 
     let word = allocate(8);
     let mut buffer = [word, 0x1234_5678_9abc_def0];

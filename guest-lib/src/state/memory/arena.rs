@@ -543,6 +543,17 @@ mod tests {
         assert_eq!(growth(u64::MAX, 0), None);
     }
 
+    // Promise: C130
+    #[test]
+    fn pinned_memory_of_odd_sizes_is_aligned_as_natively() {
+        let arena = fixed(*limits::FIXED_ARENAS.start());
+        let mut state = arena.lock();
+        for bytes in [1, 100, 511, 513, 4097, 3] {
+            let room = state.allocate(bytes, RoomUse::Pinned).unwrap();
+            assert_eq!(room.address() % 512, 0, "{bytes} bytes");
+        }
+    }
+
     #[test]
     fn resources_of_a_session_suffice_for_its_memory() {
         let (mut used, mut resources) = (0, 1);

@@ -5,7 +5,7 @@
 use crate::{error::Result, state::memory::device_map::DeviceMap};
 use core::ops::Range;
 use std::sync::{
-    Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -61,18 +61,12 @@ pub(crate) struct Variables {
     /// True once there was one: programs without any take no lock.
     any: AtomicBool,
     book: RwLock<VariableBook>,
-    /// The context that was retained for a look-up without one.
-    retained: Mutex<Option<u64>>,
 }
 
 impl Variables {
     /// The book, if there ever was a variable. A thread that posts work holds it meanwhile, so that the turn does not change.
     pub(crate) fn book(&self) -> Option<RwLockReadGuard<'_, VariableBook>> {
         self.any.load(Ordering::Acquire).then(|| self.book.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub(crate) fn retained(&self) -> MutexGuard<'_, Option<u64>> {
-        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The book for a change. It is not waited for in the lock, which would let no other thread post meanwhile, perhaps not the one that

@@ -4,6 +4,7 @@ use std::ffi::c_char;
 
 use super::functions::{attribute, parameter, set_attribute};
 use super::modules::parse_file;
+use crate::context;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
 use crate::gpu;
@@ -99,7 +100,9 @@ calls! {
 
     fn cuKernelGetLibrary(place: Out<u64>, kernel: u64) { place.set(module::kernel(kernel)?.library) }
 
+    // NVIDIA's driver refuses it without a current context, whatever its documentation says.
     fn cuKernelGetAttribute(value: Out<i32>, number: i32, kernel: u64, device: i32) {
+        context::current()?.ok_or(Error::INVALID_CONTEXT)?;
         let capability = gpu::at(device)?.capability();
         let kernel = module::kernel(kernel)?;
         value.set(attribute(kernel.parsed(), kernel.entry(), kernel.settings(), number, capability)?)

@@ -94,6 +94,7 @@ pub(crate) mod sys {
             count: u32,
         ) -> u32;
         pub(crate) fn cuLibraryGetKernel(kernel: *mut u64, library: u64, name: *const c_char) -> u32;
+        pub(crate) fn cuKernelGetAttribute(value: *mut i32, number: i32, kernel: u64, device: i32) -> u32;
         pub(crate) fn cuLibraryUnload(library: u64) -> u32;
         pub(crate) fn cuLibraryGetManaged(
             address: *mut u64,
