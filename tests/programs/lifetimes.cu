@@ -193,9 +193,9 @@ int main() {
     MUST(p_cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     MUST(p_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     launch_await(stream);
-    expect("an event of a graph", p_cuEventRecordWithFlags(event, stream, CU_EVENT_RECORD_EXTERNAL) == CUDA_ERROR_INVALID_VALUE);
+    expect("an event of a graph", p_cuEventRecordWithFlags(event, stream, CU_EVENT_RECORD_EXTERNAL) == CUDA_ERROR_ILLEGAL_STATE);
     MUST(p_cuEventRecordWithFlags(event, stream, 0));
-    expect("a wait of a graph", p_cuStreamWaitEvent(nullptr, event, CU_EVENT_WAIT_EXTERNAL) == CUDA_ERROR_INVALID_VALUE);
+    expect("a wait of a graph", p_cuStreamWaitEvent(nullptr, event, CU_EVENT_WAIT_EXTERNAL) == CUDA_ERROR_ILLEGAL_STATE);
     *flag = 1;
     MUST(p_cuCtxSynchronize());
     MUST(p_cuEventDestroy(event));

@@ -458,7 +458,7 @@ impl Captures {
     pub(crate) fn record(&mut self, stream: Stream, event: u64, is_external: bool) -> Result<bool> {
         let captures = self.enter(stream)?;
         if is_external && !captures {
-            return Err(INVALID);
+            return Err(Code::CUDA_ERROR_ILLEGAL_STATE);
         }
         self.events.remove(&event);
         if captures
@@ -476,7 +476,7 @@ impl Captures {
     pub(crate) fn wait(&mut self, stream: Stream, event: u64, is_external: bool) -> Result<bool> {
         let captures = self.enter(stream)?;
         if is_external {
-            return if captures { Ok(true) } else { Err(INVALID) };
+            return if captures { Ok(true) } else { Err(Code::CUDA_ERROR_ILLEGAL_STATE) };
         }
         let recorded = self.events.get(&event).map(|recorded| (recorded.capture, recorded.set.clone()));
         let own = self.streams.get(&stream.key).map(|member| member.capture);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use super::{GraphState, Graphs, Result, failed, invalid};
+use super::{GraphState, Graphs, Result, failed};
 use crate::capture::{self, Stream};
 use crate::driver::GraphDriver;
 use crate::graph::NodeWork;
@@ -127,7 +127,7 @@ impl<D: GraphDriver> Graphs<D> {
     /// library must not record it. The stream is only looked up if a capture can have it.
     ///
     /// # Errors
-    /// The code of a rule of capture, `CUDA_ERROR_INVALID_VALUE` for the flag outside of a capture, and the errors of the stream.
+    /// The code of a rule of capture, `CUDA_ERROR_ILLEGAL_STATE` for the flag outside of a capture, and the errors of the stream.
     #[inline]
     pub fn record_event(
         &self,
@@ -136,7 +136,7 @@ impl<D: GraphDriver> Graphs<D> {
         is_external: bool,
     ) -> Result<bool, D> {
         if !self.knows_events() {
-            return if is_external { Err(invalid::<D>()) } else { Ok(false) };
+            return if is_external { Err(failed::<D>(Code::CUDA_ERROR_ILLEGAL_STATE)) } else { Ok(false) };
         }
         if is_external {
             self.driver.check(&Work::EventRecord { event })?;
@@ -152,7 +152,7 @@ impl<D: GraphDriver> Graphs<D> {
     /// must not make the stream wait. The stream is only looked up if a capture can have it.
     ///
     /// # Errors
-    /// The code of a rule of capture, `CUDA_ERROR_INVALID_VALUE` for the flag outside of a capture, and the errors of the stream.
+    /// The code of a rule of capture, `CUDA_ERROR_ILLEGAL_STATE` for the flag outside of a capture, and the errors of the stream.
     #[inline]
     pub fn wait_event(
         &self,
@@ -161,7 +161,7 @@ impl<D: GraphDriver> Graphs<D> {
         is_external: bool,
     ) -> Result<bool, D> {
         if !self.knows_events() {
-            return if is_external { Err(invalid::<D>()) } else { Ok(false) };
+            return if is_external { Err(failed::<D>(Code::CUDA_ERROR_ILLEGAL_STATE)) } else { Ok(false) };
         }
         if is_external {
             self.driver.check(&Work::EventWait { event })?;

@@ -296,8 +296,8 @@ fn wait_for_a_context_with_a_captured_stream_is_unsupported() {
 #[test]
 fn external_events_are_nodes_and_only_within_a_capture() {
     let mut at = Fixture::new();
-    assert_eq!(at.captures.record(stream(10), 5, true), Err(INVALID));
-    assert_eq!(at.captures.wait(stream(10), 5, true), Err(INVALID));
+    assert_eq!(at.captures.record(stream(10), 5, true), Err(Code::CUDA_ERROR_ILLEGAL_STATE));
+    assert_eq!(at.captures.wait(stream(10), 5, true), Err(Code::CUDA_ERROR_ILLEGAL_STATE));
     at.begin(stream(10), Mode::Global);
     at.add_work(stream(10), Work::EventWait { event: 5 }).unwrap();
     assert_eq!(at.captures.wait(stream(10), 5, true), Ok(true));
