@@ -214,7 +214,8 @@ fn software_loading() -> Vec<Rule> {
 
 /// The calling thread, named by 0. Any other number could be that of another VM's process, whose scheduling the kernel lets a process of the
 /// same user change. A filter does not know a thread's own number, so `pthread_setaffinity_np` and `pthread_setschedparam` of the C library,
-/// which pass it, fail with EPERM and leave a line in the log. No run on hardware has shown yet if a driver makes these calls.
+/// which pass it, fail with EPERM and leave a line in the log. Of 580.159.04, NVML passes 0, and libcuda makes
+/// none of these calls.
 const CALLER: i32 = 0;
 
 /// Calls of NVIDIA's libraries, at any time: they open their devices again for every context.

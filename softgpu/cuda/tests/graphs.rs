@@ -892,8 +892,8 @@ fn capture_with_an_open_fork_or_in_a_wrong_state_does_not_end_or_begin() {
     assert_eq!(cu!(cuStreamBeginCapture_v2(0, GLOBAL)), UNSUPPORTED);
     assert_eq!(cu!(cuStreamBeginCapture_v2(queue, 3)), INVALID_VALUE);
     // External flags outside of a capture.
-    assert_eq!(cu!(cuStreamWaitEvent(queue, mark, 1)), INVALID_VALUE);
-    assert_eq!(cu!(cuEventRecordWithFlags(mark, queue, 1)), INVALID_VALUE);
+    assert_eq!(cu!(cuStreamWaitEvent(queue, mark, 1)), ILLEGAL_STATE);
+    assert_eq!(cu!(cuEventRecordWithFlags(mark, queue, 1)), ILLEGAL_STATE);
     // The event is still one of a capture until it is recorded again.
     assert_eq!(cu!(cuEventQuery(mark)), CAPTURED_EVENT);
     ok!(cuEventRecord(mark, queue));

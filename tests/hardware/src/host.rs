@@ -280,7 +280,7 @@ impl Host {
     /// Waits until no memory is lent or dirty. Then the driver gets some time to give back its own memory, part of which it may keep.
     /// Returns the unit.
     pub(crate) fn settled(&self) -> Answer<UnitMemory> {
-        const DRIVER: Duration = Duration::from_secs(5);
+        const DRIVER: Duration = Duration::from_secs(1);
         self.wait("no memory is lent or dirty", |host| {
             let unit = host.unit()?;
             Ok(unit.lent_bytes + unit.dirty_bytes == 0)

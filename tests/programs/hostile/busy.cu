@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
         CHECK(cudaEventRecord(event));
         timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
-        if ((now.tv_sec - last.tv_sec) * 1000 + (now.tv_nsec - last.tv_nsec) / 1000000 >= 50) {
+        if ((now.tv_sec - last.tv_sec) * 1000 + (now.tv_nsec - last.tv_nsec) / 1000000 >= 10) {
             last = now;
             printf("done %ld\n", done);
             fflush(stdout);

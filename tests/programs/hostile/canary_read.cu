@@ -1,11 +1,12 @@
 // Allocates all device memory it can get in every way, and searches it for patterns of others. Never writes to it.
-// Prints `read WAY BYTES` for each way, `hit WAY CELL COUNT` for each pattern, and `hits COUNT` last.
+// Prints `read WAY BYTES` and `took WAY MILLISECONDS` for each way, `hit WAY CELL COUNT` for each pattern, and `hits COUNT` last.
 // Usage: canary_read [kernel] [WAY]...     without a way: every way but `array`
 // The way `array` must be named: a worker clears a new array, so this search removes what the others look for.
 //   kernel: a kernel searches the device's memory, which is faster on large devices; else it is copied and searched here
 #include "canary.h"
 #include <cstring>
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <string>
@@ -50,7 +51,9 @@ static void collect(const std::string &way) {
 
 static void search_device(const std::string &way, CUdeviceptr address, size_t bytes) {
     if (by_kernel) {
-        search_words<<<256, 256>>>((const uint64_t *)address, bytes / 8, cell_counts);
+        // 16 words or more for each thread, and enough threads for the largest GPU.
+        const size_t words = bytes / 8, blocks = std::min<size_t>(2048, (words + 4095) / 4096);
+        search_words<<<blocks, 256>>>((const uint64_t *)address, words, cell_counts);
         CHECK(cudaGetLastError());
         return;
     }
@@ -62,13 +65,26 @@ static void search_device(const std::string &way, CUdeviceptr address, size_t by
     memset(window.data(), 0, window.size() * 8);
 }
 
-// Allocates ever smaller pieces until nothing is left, searches each, and frees all.
+// Prints the result of a way that began at a time, with the result of its last allocation.
+static void report(const std::string &way, size_t total, CUresult last, std::chrono::steady_clock::time_point begun) {
+    if (total == 0)
+        printf("refused %s %d\n", way.c_str(), (int)last);
+    else
+        printf("read %s %zu\n", way.c_str(), total);
+    const auto took = std::chrono::steady_clock::now() - begun;
+    printf("took %s %lld\n", way.c_str(), (long long)std::chrono::duration_cast<std::chrono::milliseconds>(took).count());
+    fflush(stdout);
+}
+
+// Allocates ever smaller pieces until nothing is left, searches each, and frees all. The first ones are large: each chunk of memory that
+// is lent costs about a millisecond.
 static void drain(const std::string &way, size_t least, std::function<CUresult(size_t, Mapped &)> take,
                   std::function<void(Mapped &)> give) {
+    const auto begun = std::chrono::steady_clock::now();
     std::vector<Mapped> all;
     size_t total = 0;
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    for (size_t bytes = 128 * MIB; bytes >= least; bytes /= 4) {
+    for (size_t bytes = 2048 * MIB; bytes >= least; bytes /= 4) {
         Mapped piece;
         while ((result = take(bytes, piece)) == CUDA_SUCCESS) {
             piece.bytes = bytes;
@@ -80,11 +96,52 @@ static void drain(const std::string &way, size_t least, std::function<CUresult(s
     }
     collect(way);
     for (Mapped &piece : all) give(piece);
-    if (total == 0)
-        printf("refused %s %d\n", way.c_str(), (int)result);
-    else
-        printf("read %s %zu\n", way.c_str(), total);
-    fflush(stdout);
+    report(way, total, result, begun);
+}
+
+// Searches an array of so many rows of as many words, through a buffer of the device or of the host.
+static const size_t STRIP = 4 * MIB;
+static void search_array(CUarray array, size_t side, CUdeviceptr buffer) {
+    CUDA_MEMCPY2D copy = {};
+    copy.WidthInBytes = side * 4;
+    copy.Height = std::min(side, STRIP / copy.WidthInBytes);
+    copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+    copy.srcArray = array;
+    copy.dstMemoryType = by_kernel ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    copy.dstDevice = buffer;
+    copy.dstHost = window.data();
+    copy.dstPitch = copy.WidthInBytes;
+    for (; copy.srcY < side; copy.srcY += copy.Height) {
+        MUST(cuMemcpy2D, (const CUDA_MEMCPY2D *)&copy);
+        if (by_kernel)
+            search_device("array", buffer, copy.WidthInBytes * copy.Height);
+        else
+            search_host("array", window.data(), copy.WidthInBytes * copy.Height);
+    }
+    memset(window.data(), 0, window.size() * 8);
+}
+
+// Arrays of the driver's own memory, until nothing is left.
+static void drain_arrays() {
+    const auto begun = std::chrono::steady_clock::now();
+    CUdeviceptr buffer = 0;
+    if (by_kernel) MUST(cuMemAlloc, &buffer, STRIP);
+    std::vector<CUarray> all;
+    size_t total = 0;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t side = 16384; side >= 1024 && result == CUDA_ERROR_OUT_OF_MEMORY; side /= 2) {
+        CUDA_ARRAY_DESCRIPTOR shape = {side, side, CU_AD_FORMAT_UNSIGNED_INT32, 1};
+        CUarray array;
+        while ((result = CU(cuArrayCreate, &array, (const CUDA_ARRAY_DESCRIPTOR *)&shape)) == CUDA_SUCCESS) {
+            search_array(array, side, buffer);
+            all.push_back(array);
+            total += side * side * 4;
+        }
+    }
+    collect("array");
+    for (CUarray each : all) MUST(cuArrayDestroy, each);
+    if (by_kernel) MUST(cuMemFree, buffer);
+    report("array", total, result, begun);
 }
 
 static const int COUNTS = 64;
@@ -178,33 +235,7 @@ int main(int argc, char **argv) {
         drain(
             "vmm", 2 * MIB, [](size_t bytes, Mapped &piece) { return create_mapped(device, bytes, piece); },
             [](Mapped &piece) { destroy_mapped(piece); });
-    if (named("array")) {
-        // Arrays of the driver's own memory, until nothing is left.
-        std::vector<CUarray> all;
-        std::vector<char> contents(4 * MIB);
-        CUDA_ARRAY_DESCRIPTOR shape = {1024, 1024, CU_AD_FORMAT_UNSIGNED_INT32, 1};
-        CUarray array;
-        CUresult result;
-        while ((result = CU(cuArrayCreate, &array, (const CUDA_ARRAY_DESCRIPTOR *)&shape)) == CUDA_SUCCESS) {
-            CUDA_MEMCPY2D copy = {};
-            copy.WidthInBytes = 4096;
-            copy.Height = 1024;
-            copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
-            copy.srcArray = array;
-            copy.dstMemoryType = CU_MEMORYTYPE_HOST;
-            copy.dstHost = contents.data();
-            MUST(cuMemcpy2D, (const CUDA_MEMCPY2D *)&copy);
-            search_host("array", contents.data(), contents.size());
-            all.push_back(array);
-        }
-        for (CUarray each : all) MUST(cuArrayDestroy, each);
-        memset(contents.data(), 0, contents.size());
-        if (all.empty())
-            printf("refused array %d\n", (int)result);
-        else
-            printf("read array %zu\n", all.size() * contents.size());
-        fflush(stdout);
-    }
+    if (named("array")) drain_arrays();
     if (wanted("managed")) {
         CUdeviceptr address;
         CUresult result = CU(cuMemAllocManaged, &address, 16 * MIB, (unsigned)CU_MEM_ATTACH_GLOBAL);

@@ -42,7 +42,8 @@ int main(int argc, char **argv) {
         fflush(stdout);
         while (getchar() != EOF) {}
     }
-    for (size_t piece = (size_t)128 << 20; piece >= (size_t)2 << 20; piece /= 4) {
+    // The first pieces are large: each chunk of memory that is lent costs about a millisecond.
+    for (size_t piece = (size_t)2 << 30; piece >= (size_t)2 << 20; piece /= 4) {
         Mapped mapped;
         while (bytes + piece <= most && CU(cuMemAlloc, &mapped.address, piece) == CUDA_SUCCESS) {
             mapped.bytes = piece;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, ensure};
 use sluice_tests::paths;
 
-use super::runs::{HardwareRun, cell, read};
+use super::runs::{HardwareRun, StepResult, cell, of_phase, read};
 use crate::runner;
 
 /// Writes the runs of these files to the page; or prints them, if rehearsals are accepted.
@@ -56,88 +56,122 @@ fn status(runs: &[HardwareRun]) -> String {
     format!("**{count} on hardware** so far, the last on {last}: see [Results](#results).\n")
 }
 
+/// The sections of all machines, in the order of the files.
 fn sections(runs: &[HardwareRun]) -> String {
-    runs.iter().map(section).collect::<Vec<_>>().join("\n")
+    let mut machines = Vec::<Vec<&HardwareRun>>::new();
+    for run in runs {
+        let same = |others: &Vec<&HardwareRun>| {
+            others
+                .iter()
+                .all(|other| other.machine() == run.machine() && other.is_rehearsal() == run.is_rehearsal())
+        };
+        match machines.iter_mut().find(|others| same(others)) {
+            Some(others) => others.push(run),
+            None => machines.push(vec![run]),
+        }
+    }
+    machines.iter().map(|runs| section(runs)).collect::<Vec<_>>().join("\n")
 }
 
-/// The section of one run.
-fn section(run: &HardwareRun) -> String {
-    let mut text = String::new();
-    let kind = if run.is_rehearsal() { "Rehearsal on the software GPU" } else { "Run" };
-    let [date, driver, gpu, commit, kernel] =
-        ["date", "driver_version", "gpu", "commit", "kernel"].map(|key| cell(run.fact(key)));
-    // Writing to a String cannot fail.
-    let _ = writeln!(text, "### {kind} {date}: {gpu}, driver {driver}\n\nCommit {commit}, kernel {kernel}.");
-    let end = match run.orderly {
-        Some(true) => "Each step was answered, refused or not asked.",
-        Some(false) => "Some steps did not end in order.",
-        None => "The run was cut off: steps after the last one here were not run.",
-    };
-    let _ = writeln!(text, "{end}");
-    let questions: Vec<_> = run.phase("questions").collect();
-    if !questions.is_empty() {
-        text.push_str("\n| step | outcome | answer | expected |\n|---|---|---|---|\n");
-    }
-    for step in questions {
-        let (name, outcome) = (step.text("name"), step.text("outcome"));
-        let _ =
-            writeln!(text, "| `{name}` | {outcome} | {} | {} |", step.answer(), cell(step.text("expected")));
-    }
-    let programs: Vec<_> = run.phase("programs").collect();
-    if !programs.is_empty() {
-        text.push_str(
-            "\nTimes are those of the program alone: the start of Sluice's own processes is left out, the start of a session is not.\n\n\
-             | program | native | remoted | ratio | same output |\n|---|---|---|---|---|\n",
-        );
-    }
-    for step in programs {
-        let _ = writeln!(text, "| `{}` | {} |", step.text("name"), step.comparison().join(" | "));
-    }
-    for (place, step) in run.phase("custody").enumerate() {
-        if place == 0 {
-            text.push_str("\n| custody | verdict | figures |\n|---|---|---|\n");
-        }
-        let _ = writeln!(text, "| `{}` | {} | {} |", step.text("name"), step.verdict(), step.answer());
-    }
-    for phase in ["time", "bench", "frameworks"] {
-        text.push_str(&measurements(run, phase));
-    }
-    for (place, step) in run.phase("frameworks").enumerate() {
-        if place == 0 {
-            text.push_str(
-                "\n| client | same results | compared | memory that it sees, of the quota | calls that Sluice refused | calls that cost most more time | parts that fail natively |\n\
-                 |---|---|---|---|---|---|---|\n",
-            );
-        }
-        let _ = writeln!(text, "| `{}` | {} |", step.text("name"), step.client().join(" | "));
-    }
-    text
+/// A table with a last column for the number of the run.
+struct Table {
+    text: String,
+    head: String,
 }
 
-/// The measured rows of a phase, and its steps without one.
-fn measurements(run: &HardwareRun, phase: &str) -> String {
-    let mut text = String::new();
-    for step in run.phase(phase) {
-        let (name, rows) = (step.text("name"), step.rows());
+impl Table {
+    fn new(columns: &[&str]) -> Table {
+        let line = "|---".repeat(columns.len() + 1);
+        Table { text: String::new(), head: format!("\n| {} | run |\n{line}|\n", columns.join(" | ")) }
+    }
+
+    fn row(&mut self, run: usize, cells: &[String]) {
         // Writing to a String cannot fail.
-        if rows.is_empty() || step.text("outcome") != "answered" {
-            let _ = writeln!(
-                text,
-                "| `{name}` | {}: {} | – | – | – | – | – |",
-                step.text("outcome"),
-                cell(step.text("reason"))
-            );
-        }
-        for row in rows {
-            let _ = writeln!(text, "| `{name}` | {} |", row.join(" | "));
+        let _ = writeln!(self.text, "| {} | {} |", cells.join(" | "), run + 1);
+    }
+
+    /// The table, or nothing if it has no row.
+    fn shown(self, before: &str) -> String {
+        match self.text.is_empty() {
+            true => self.text,
+            false => format!("{before}{}{}", self.head, self.text),
         }
     }
-    match text.is_empty() {
-        true => text,
-        false => format!(
-            "\n| {phase} | measurement | native | remoted | ratio | aim | met |\n|---|---|---|---|---|---|---|\n{text}"
-        ),
+}
+
+/// The section of the runs of one machine.
+fn section(runs: &[&HardwareRun]) -> String {
+    let mut text = String::new();
+    let Some(first) = runs.first() else { return text };
+    let kind = if first.is_rehearsal() { "Rehearsal on the software GPU" } else { "Runs on hardware" };
+    let [gpu, driver, kernel] = first.machine().map(cell);
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "### {kind}: {gpu}, driver {driver}, kernel {kernel}\n");
+    for (number, run) in (1..).zip(runs) {
+        let [date, commit] = ["date", "commit"].map(|key| cell(run.fact(key)));
+        let end = match run.orderly {
+            Some(true) => "Each step was answered, refused or not asked.",
+            Some(false) => "Some steps did not end in order.",
+            None => "The run was cut off: steps after its last line were not run.",
+        };
+        let _ = writeln!(text, "{number}. {date}, commit {commit}. {end}");
     }
+    text.push_str(
+        "\nThe last column of each table has the number of the run. Of a step that several runs asked, the last answer is shown.\n",
+    );
+    let name = |step: &StepResult| format!("`{}`", step.text("name"));
+
+    let mut table = Table::new(&["step", "outcome", "answer", "expected"]);
+    for (run, step) in of_phase(runs, "questions") {
+        let expected = cell(step.text("expected"));
+        table.row(run, &[name(step), step.outcome().to_owned(), step.answer(), expected]);
+    }
+    text.push_str(&table.shown(""));
+
+    let mut table = Table::new(&["program", "native", "remoted", "ratio", "same output"]);
+    for (run, step) in of_phase(runs, "programs") {
+        table.row(run, &[vec![name(step)], step.comparison().to_vec()].concat());
+    }
+    text.push_str(&table.shown(
+        "\nTimes are those of the program alone: the start of Sluice's own processes is left out, the start of a session is not.\n",
+    ));
+
+    let mut table = Table::new(&["custody", "verdict", "figures"]);
+    for (run, step) in of_phase(runs, "custody") {
+        table.row(run, &[name(step), step.verdict(), step.answer()]);
+    }
+    text.push_str(&table.shown(""));
+
+    for phase in ["time", "bench", "frameworks"] {
+        let mut table = Table::new(&[phase, "measurement", "native", "remoted", "ratio", "aim", "met"]);
+        for (run, step) in of_phase(runs, phase) {
+            let rows = step.rows();
+            if rows.is_empty() || step.text("outcome") != "answered" {
+                let reason = cell(&format!("{}: {}", step.outcome(), step.text("reason")));
+                let none = std::iter::repeat_n("–".to_owned(), 5);
+                table.row(run, &[name(step), reason].into_iter().chain(none).collect::<Vec<_>>());
+            }
+            for row in rows {
+                table.row(run, &[vec![name(step)], row.to_vec()].concat());
+            }
+        }
+        text.push_str(&table.shown(""));
+    }
+
+    let mut table = Table::new(&[
+        "client",
+        "same results",
+        "compared",
+        "memory that it sees, of the quota",
+        "calls that Sluice refused",
+        "calls that cost most more time",
+        "parts that fail natively",
+    ]);
+    for (run, step) in of_phase(runs, "frameworks") {
+        table.row(run, &[vec![name(step)], step.client().to_vec()].concat());
+    }
+    text.push_str(&table.shown(""));
+    text
 }
 
 #[cfg(test)]
@@ -166,19 +200,29 @@ mod tests {
     fn section_has_a_table_for_each_phase() {
         let text = sections(&parsed(RUN));
         for line in [
-            "### Run 2027-01-02T03:04:05Z: NVIDIA H200, driver 580.1",
-            "Commit abc, kernel 6.8.",
-            "The run was cut off: steps after the last one here were not run.",
-            "| `q` | answered | works: true | Yes. |",
-            "| `r` | refused | cuX returned Y | No. |",
-            "| `p` | 0.200 s | 0.300 s | 1.5 | yes |",
-            "| `c` | held | verdict: held |",
-            "| `t` | cap | – | 0.25 | – | remoted ≤ 0.35 | yes |",
-            "| `b` | refused: cuX | – | – | – | – | – |",
-            "| `f` | not-asked: no torch | – | – | – | – | – |",
+            "### Runs on hardware: NVIDIA H200, driver 580.1, kernel 6.8",
+            "1. 2027-01-02T03:04:05Z, commit abc. The run was cut off: steps after its last line were not run.",
+            "| step | outcome | answer | expected | run |",
+            "| `q` | answered | works: true | Yes. | 1 |",
+            "| `r` | refused | cuX returned Y | No. | 1 |",
+            "| `p` | 0.200 s | 0.300 s | 1.5 | yes | 1 |",
+            "| `c` | held | verdict: held | 1 |",
+            "| `t` | cap | – | 0.25 | – | remoted ≤ 0.35 | yes | 1 |",
+            "| `b` | refused: cuX | – | – | – | – | – | 1 |",
+            "| `f` | not-asked: no torch | – | – | – | – | – | 1 |",
         ] {
             assert!(text.lines().any(|own| own == line), "{line}\n{text}");
         }
+    }
+
+    #[test]
+    fn runs_of_one_machine_have_one_section() {
+        let later = RUN.replace("2027-01-02", "2027-01-03").replace("\"abc\"", "\"def\"");
+        let other = RUN.replace("H200", "H100");
+        let text = sections(&parsed(&[RUN, &later, &other].concat()));
+        assert_eq!(text.matches("### Runs on hardware").count(), 2);
+        assert!(text.contains("\n2. 2027-01-03T03:04:05Z, commit def."), "{text}");
+        assert!(text.contains("| `c` | held | verdict: held | 2 |"), "{text}");
     }
 
     #[test]
@@ -202,7 +246,7 @@ mod tests {
         let page = fs::read_to_string(paths::workspace().join("docs/hardware-results.md")).unwrap();
         replaced(&page, "status", "").unwrap();
         let emptied = replaced(&page, "results", "").unwrap();
-        let has_runs = page.contains("\n### Run ") && !emptied.contains("\n### Run ");
+        let has_runs = page.contains("\n### Runs on hardware") && !emptied.contains("\n### Runs on hardware");
         assert_ne!(has_runs, page.contains("**None of these questions was asked on hardware yet.**"));
         assert!(!page.contains("### Rehearsal on the software GPU"));
         assert_eq!(

@@ -61,6 +61,30 @@ impl HardwareRun {
     pub(super) fn phase<'run>(&'run self, name: &'run str) -> impl Iterator<Item = &'run StepResult> {
         self.steps.iter().filter(move |step| step.text("phase") == name)
     }
+
+    /// The facts that runs of one machine have in common.
+    pub(super) fn machine(&self) -> [&str; 3] {
+        ["gpu", "driver_version", "kernel"].map(|key| self.fact(key))
+    }
+}
+
+/// The steps of a phase in several runs, each with the place of its run. The last line of a step counts, but no line of a step that a
+/// signal or the end of the time cut off, if there is another.
+pub(super) fn of_phase<'runs>(
+    runs: &[&'runs HardwareRun],
+    phase: &'runs str,
+) -> Vec<(usize, &'runs StepResult)> {
+    let mut steps = Vec::<(usize, &StepResult)>::new();
+    for (place, run) in runs.iter().enumerate() {
+        for step in run.phase(phase) {
+            match steps.iter_mut().find(|(_, known)| known.text("name") == step.text("name")) {
+                None => steps.push((place, step)),
+                Some(known) if !step.is_cut_off() || known.1.is_cut_off() => *known = (place, step),
+                Some(_) => {}
+            }
+        }
+    }
+    steps
 }
 
 impl StepResult {
@@ -72,6 +96,20 @@ impl StepResult {
     /// True if the step was asked, or cannot be asked on that machine.
     pub(super) fn is_orderly(&self) -> bool {
         matches!(self.text("outcome"), "answered" | "refused" | "not-asked")
+    }
+
+    /// True if a signal to the run, or the end of its time, ended the step or prevented it.
+    pub(super) fn is_cut_off(&self) -> bool {
+        match self.text("outcome") {
+            "no-time" => true,
+            "failed" => self.text("reason").ends_with(" ended the run"),
+            _ => false,
+        }
+    }
+
+    /// The outcome in a word.
+    pub(super) fn outcome(&self) -> &str {
+        if self.is_cut_off() { "cut-off" } else { self.text("outcome") }
     }
 
     /// True if a program printed the same on both sides, and passed on both.
@@ -95,7 +133,7 @@ impl StepResult {
     pub(super) fn verdict(&self) -> String {
         match (self.text("outcome"), self.0["answer"]["verdict"].as_str()) {
             ("answered", Some(verdict)) => verdict.to_owned(),
-            (outcome, _) => cell(&format!("{outcome}: {}", self.text("reason"))),
+            _ => cell(&format!("{}: {}", self.outcome(), self.text("reason"))),
         }
     }
 
@@ -225,6 +263,29 @@ mod tests {
         assert_eq!(runs.iter().map(|run| run.steps.len()).collect::<Vec<_>>(), [2, 0]);
         assert_eq!((runs[0].orderly, runs[1].orderly), (None, Some(true)));
         assert_eq!((runs[0].fact("gpu"), runs[1].fact("gpu")), ("G", "unknown"));
+    }
+
+    #[test]
+    fn last_line_of_a_step_counts_unless_it_was_cut_off() {
+        let step = |name: &str, outcome: &str, reason: &str| {
+            format!(
+                "{{\"kind\":\"step\",\"phase\":\"p\",\"name\":\"{name}\",\"outcome\":\"{outcome}\",\"reason\":\"{reason}\"}}\n"
+            )
+        };
+        let cut = "SIGTERM ended the run";
+        let header = "{\"kind\":\"header\"}\n".to_owned();
+        let first =
+            [step("a", "failed", cut), step("b", "answered", ""), step("c", "no-time", "over")].concat();
+        let second =
+            [step("a", "answered", ""), step("b", "failed", cut), step("d", "failed", "broken")].concat();
+        let runs = parsed(&[header.clone(), first, header, second].concat());
+        let steps = of_phase(&runs.iter().collect::<Vec<_>>(), "p");
+        let shown: Vec<_> =
+            steps.iter().map(|(run, step)| (*run, step.text("name"), step.outcome())).collect();
+        assert_eq!(
+            shown,
+            [(1, "a", "answered"), (0, "b", "answered"), (0, "c", "cut-off"), (1, "d", "failed")]
+        );
     }
 
     #[test]

@@ -178,7 +178,7 @@ fn calls(step: &Step) -> Answer {
     let pair = Pair::start(step, CONTEXT)?;
     let rounds = step.rounds(9, 3);
     let [median, p99] = pair.rounds(rounds, Command::Calls { times: 2_000 }, ["us", "p99_us"])?;
-    let [load] = pair.rounds(rounds, Command::Loads { times: 50 }, ["load_us"])?;
+    let [load] = pair.rounds(rounds, Command::Loads { times: 10 }, ["load_us"])?;
     let rows = [
         Row::new("cuMemGetInfo", "us", &median[0], &median[1], Aim::None),
         Row::new("cuMemGetInfo, p99", "us", &p99[0], &p99[1], Aim::None),

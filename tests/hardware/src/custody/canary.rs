@@ -35,6 +35,13 @@ const KINDS: [&str; 14] = [
 /// Kinds that are chunks of the arbiter: without scrubbing, their patterns must be found.
 const CHUNKS: [&str; 3] = ["large", "small", "vmm"];
 
+/// Ways that take all memory in the same manner, from chunks of the arbiter. They differ in the worker's code, not in the writer's end, so
+/// one end is searched in every way, and the others without these.
+const OTHER_WAYS: [&str; 2] = ["pool", "vmm"];
+
+/// All ways of a search but those, and but the one that must be named.
+const WAYS: [&str; 7] = ["local", "shared", "registers", "variable", "linear", "managed", "pinned"];
+
 /// Result of a kind of memory that the driver or Sluice does not offer: CUDA_ERROR_NOT_SUPPORTED.
 const NOT_SUPPORTED: &str = "801";
 
@@ -124,6 +131,8 @@ struct Search {
     bytes: u64,
     /// Ways that were refused, with their results.
     refused: Vec<String>,
+    /// Milliseconds by way.
+    milliseconds: BTreeMap<String, u64>,
 }
 
 impl Search {
@@ -134,6 +143,10 @@ impl Search {
         for line in printed.lines() {
             match line.split(' ').collect::<Vec<_>>()[..] {
                 ["read", _, bytes] => search.bytes = search.bytes.max(bytes.parse().unwrap_or(0)),
+                ["took", way, milliseconds] => {
+                    let milliseconds = milliseconds.parse().unwrap_or(0);
+                    search.milliseconds.insert(way.to_owned(), milliseconds);
+                }
                 ["refused", way, code] => search.refused.push(format!("{way} {code}")),
                 ["hit", _, cell, count] => {
                     let kind = cell.parse().ok().and_then(|cell: usize| KINDS.get(cell));
@@ -159,6 +172,9 @@ impl Search {
         self.bytes = self.bytes.max(other.bytes);
         let new = other.refused.into_iter().filter(|way| !self.refused.contains(way)).collect::<Vec<_>>();
         self.refused.extend(new);
+        for (way, milliseconds) in other.milliseconds {
+            *self.milliseconds.entry(way).or_default() += milliseconds;
+        }
     }
 }
 
@@ -183,18 +199,18 @@ fn search_by(by_kernel: bool, host: &Host, vm: Option<u32>, ways: &[&str]) -> An
     Search::read(&reader.printed())
 }
 
-/// Searches in every way. The searcher's own kernels take memory that it cannot read: if it got too little, it searches once more with
-/// fewer of them.
-fn search_all(step: &Step, host: &Host) -> Answer<Search> {
-    let mut search_in_every_way = search(step, host, Some(SECOND), &[])?;
+/// Searches in these ways, or in every way. The searcher's own kernels take memory that it cannot read: if it got too little, it searches
+/// once more with fewer of them.
+fn search_all(step: &Step, host: &Host, ways: &[&str]) -> Answer<Search> {
+    let mut found = search(step, host, Some(SECOND), ways)?;
     let enough = host.settled()?.total_bytes / 4 * 3;
-    if search_in_every_way.bytes < enough {
-        search_in_every_way.add(search(step, host, Some(SECOND), &["linear", "vmm"])?);
+    if found.bytes < enough {
+        found.add(search(step, host, Some(SECOND), &["linear", "vmm"])?);
     }
-    if search_in_every_way.bytes < enough {
-        return Err(void(format!("the search got {} bytes of {enough}", search_in_every_way.bytes)));
+    if found.bytes < enough {
+        return Err(void(format!("the search got {} bytes of {enough}", found.bytes)));
     }
-    Ok(search_in_every_way)
+    Ok(found)
 }
 
 /// Programs that have left a pattern, and the kinds that are refused.
@@ -208,11 +224,14 @@ fn write(host: &Host, vm: Option<u32>, end: &str) -> Answer<Writers> {
     write_kinds(host, vm, end, &KINDS)
 }
 
-/// Leaves a pattern in each of some kinds of memory.
+/// Leaves a pattern in each of some kinds of memory. The programs start together, because the start of a driver takes its time.
 fn write_kinds(host: &Host, vm: Option<u32>, end: &str, kinds: &[&str]) -> Answer<Writers> {
+    let chosen = KINDS.into_iter().enumerate().filter(|(_, kind)| kinds.contains(kind));
+    let started: Vec<(&'static str, Running)> = chosen
+        .map(|(cell, kind)| Ok((kind, host.spawn(vm, "canary_write", &[kind, end, &cell.to_string()])?)))
+        .collect::<Answer<_>>()?;
     let mut writers = Writers { programs: Vec::new(), refused: Vec::new() };
-    for (cell, kind) in KINDS.into_iter().enumerate().filter(|(_, kind)| kinds.contains(kind)) {
-        let mut writer = host.spawn(vm, "canary_write", &[kind, end, &cell.to_string()])?;
+    for (kind, mut writer) in started {
         let line = writer.line(&["written ", "refused "])?;
         if line.starts_with("written ") {
             writers.programs.push(writer);
@@ -230,6 +249,11 @@ fn kill_all(writers: &mut Writers) -> Answer {
     writers.programs.iter_mut().try_for_each(|program| program.kill().map(drop))
 }
 
+fn note_search(step: &Step, search: &Search) -> Answer {
+    step.note("searched_bytes", search.bytes)?;
+    step.note("search_milliseconds", &search.milliseconds)
+}
+
 /// Without scrubbing, the same search finds the patterns.
 fn control(step: &Step) -> Answer {
     let host = Host::start_with(step, &[vm(), vm()], &[("SLUICE_UNSAFE_NO_SCRUB", "1")], "")?;
@@ -237,7 +261,7 @@ fn control(step: &Step) -> Answer {
     let mut writers = write(&host, Some(FIRST), word)?;
     step.note("refused", &writers.refused)?;
     kill_all(&mut writers)?;
-    let mut found = search_all(step, &host)?;
+    let mut found = search_all(step, &host, &[])?;
     let missed = |found: &Search| -> Vec<&str> {
         let offered = KINDS.into_iter().filter(|kind| !writers.refused.contains(kind));
         offered.filter(|kind| !found.hits.contains_key(*kind)).collect()
@@ -246,7 +270,7 @@ fn control(step: &Step) -> Answer {
     if !again.is_empty() {
         // Contexts that start meanwhile may take the memory of a pattern, and the searcher's own is one: so each has a second try.
         kill_all(&mut write_kinds(&host, Some(FIRST), word, &again)?)?;
-        found.add(search_all(step, &host)?);
+        found.add(search_all(step, &host, &WAYS)?);
     }
     if !by_kernel(step) {
         // A rehearsal tries the other form of the search as well.
@@ -258,7 +282,7 @@ fn control(step: &Step) -> Answer {
     let missed = missed(&found);
     step.note("found", found.hits.keys().collect::<Vec<_>>())?;
     step.note("not_found", &missed)?;
-    step.note("searched_bytes", found.bytes)?;
+    note_search(step, &found)?;
     if let Some(kind) = CHUNKS.iter().find(|kind| !found.hits.contains_key(**kind)) {
         return Err(void(format!("without scrubbing, the search did not find the pattern of {kind}")));
     }
@@ -273,7 +297,13 @@ fn cells(step: &Step, end: End) -> Answer {
     step.note("refused", &writers.refused)?;
     // While the writers live; those that exited have ended already. Remnants in multiprocessors between VMs that take turns are not
     // custody's, so this search has no kernel that looks for them.
-    let mut found = search(step, &host, Some(SECOND), &["linear"])?;
+    let mut found = match end {
+        // Up to here these are as `KillProgram`.
+        End::KillWorker | End::Fence | End::Removal => Search::default(),
+        End::Free | End::Fault | End::Exit | End::KillProgram => {
+            search(step, &host, Some(SECOND), &["linear"])?
+        }
+    };
     match end {
         End::Free | End::Fault => {}
         End::Exit => writers.programs.iter_mut().try_for_each(|program| program.end().map(drop))?,
@@ -294,17 +324,21 @@ fn cells(step: &Step, end: End) -> Answer {
     }
     if matches!(end, End::Free | End::Fault) {
         // The programs live on, so the arbiter may not have all memory back.
-        found.add(search(step, &host, Some(SECOND), &[])?);
+        found.add(search(step, &host, Some(SECOND), &WAYS)?);
     }
     kill_all(&mut writers)?;
     if end == End::Removal {
         host.put(FIRST, &vm())?;
     }
-    found.add(search_all(step, &host)?);
+    let ways: Vec<&str> = match end {
+        End::KillProgram => WAYS.into_iter().chain(OTHER_WAYS).collect(),
+        _ => WAYS.to_vec(),
+    };
+    found.add(search_all(step, &host, &ways)?);
     // Last, because a new array is cleared, and with it what the others look for.
     found.add(search(step, &host, Some(SECOND), &["array"])?);
     step.note("hits", &found.hits)?;
-    step.note("searched_bytes", found.bytes)?;
+    note_search(step, &found)?;
     if !found.hits.is_empty() {
         return Err(broken(format!("another VM found {}", json!(found.hits))));
     }
@@ -332,10 +366,11 @@ mod tests {
     #[test]
     fn hits_are_counted_by_the_kind_that_wrote_them() {
         let printed = "read local 0\nread linear 4096\nread vmm 2048\nrefused managed 801\nhit linear 0 2\n\
-                       hit vmm 0 1\nhit linear 13 5\nhits 8\n";
+                       took linear 7\nhit vmm 0 1\nhit linear 13 5\nhits 8\n";
         let search = Search::read(printed).unwrap();
         assert_eq!(search.hits, BTreeMap::from([("large".to_owned(), 3), ("ring".to_owned(), 5)]));
         assert_eq!((search.bytes, search.refused), (4096, vec!["managed 801".to_owned()]));
+        assert_eq!(search.milliseconds, BTreeMap::from([("linear".to_owned(), 7)]));
     }
 
     #[test]

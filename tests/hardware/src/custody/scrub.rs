@@ -29,13 +29,13 @@ const RESERVE: u64 = 256 << 20;
 fn ask(step: &Step) -> Answer {
     /// Bytes of the program's memory in a short run.
     const LITTLE: &str = "268435456";
-    let rounds = step.rounds(9, 3);
+    let rounds = step.rounds(5, 3);
     // Through all processes: from the kill of a program that holds all memory, or little in a short run, until all is clean.
     // The end of the driver in its worker is a part of it.
     let host = Host::start(step, &[vm()])?;
     let mut times = Vec::new();
     let mut lent = 0;
-    for _ in 0..step.rounds(3, 1) {
+    for _ in 0..step.rounds(2, 1) {
         let most: &[&str] = if step.is_short() { &[LITTLE] } else { &[] };
         let mut guard = host.spawn(Some(FIRST), "guard", most)?;
         guard.line(&["holding"])?;

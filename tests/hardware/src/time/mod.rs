@@ -67,9 +67,12 @@ const LONG_KERNEL: f64 = 200.0;
 /// The software GPU gives each process one thread, so that kernels of two processes compete; other drivers do not know the variable.
 const VARIABLES: [(&str, &str); 1] = [("SLUICE_SOFTGPU_THREADS", "1")];
 
-/// Duration of a measurement.
-fn window(step: &Step) -> Duration {
-    Duration::from_millis(step.rounds(2_000, 1_000).into())
+/// Duration of a measurement: some hundred kernels, and many times the interval at which the program prints their number.
+const WINDOW: Duration = Duration::from_millis(800);
+
+/// Number of measurements.
+fn repeats(step: &Step) -> u32 {
+    step.rounds(2, 1)
 }
 
 /// A host for these VMs.
@@ -80,9 +83,16 @@ fn host(step: &Step, shares: &[TimeShareRequest]) -> Answer<Host> {
 
 /// A program that always has more work, with kernels of so many rounds.
 fn busy(host: &Host, vm: Option<u32>, rounds: u64, depth: &str) -> Answer<Running> {
-    let program = host.spawn_with(vm, "busy", &[&rounds.to_string(), depth], &VARIABLES)?;
-    program.line(&["done "])?;
-    Ok(program)
+    let mut programs = many_busy(host, &[vm], rounds, depth)?;
+    programs.pop().ok_or_else(|| Stop::failed("no program"))
+}
+
+/// As [`busy`], one program for each of these VMs. They start together, because the start of a driver takes its time.
+fn many_busy(host: &Host, vms: &[Option<u32>], rounds: u64, depth: &str) -> Answer<Vec<Running>> {
+    let start = |vm: &Option<u32>| host.spawn_with(*vm, "busy", &[&rounds.to_string(), depth], &VARIABLES);
+    let programs = vms.iter().map(start).collect::<Answer<Vec<_>>>()?;
+    programs.iter().try_for_each(|program| program.line(&["done "]).map(drop))?;
+    Ok(programs)
 }
 
 /// Kernels that a program completed; at first it counts those that it does not wait for, below 0.
@@ -106,7 +116,7 @@ fn calibrated(step: &Step, milliseconds: f64) -> Answer<u64> {
     // The first measurement may be of kernels so short that their launches take longer.
     for _ in 0..2 {
         let program = busy(&host, None, rounds, DEPTH)?;
-        let time = Duration::from_millis(600);
+        let time = Duration::from_millis(300);
         let kernels = progress(&[&program], time)?.iter().sum::<f64>().max(1.0);
         rounds = scaled(rounds, KERNEL, time.as_secs_f64() * 1e3 / kernels);
     }
@@ -147,28 +157,31 @@ fn weight(weight: u32) -> TimeShareRequest {
 
 fn shares(step: &Step) -> Answer {
     let rounds = calibrated(step, KERNEL)?;
-    let (time, repeats) = (window(step), step.rounds(3, 1));
     let mut figures = Figures::default();
     {
         let host = Host::without_daemon(step)?;
         let one = busy(&host, None, rounds, DEPTH)?;
-        for _ in 0..repeats {
-            let alone = progress(&[&one], time)?[0];
-            let two = busy(&host, None, rounds, DEPTH)?;
-            figures.native(&progress(&[&one, &two], time)?, alone);
+        for _ in 0..repeats(step) {
+            figures.native_rate.push(progress(&[&one], WINDOW)?[0]);
+        }
+        let two = busy(&host, None, rounds, DEPTH)?;
+        for _ in 0..repeats(step) {
+            figures.native(&progress(&[&one, &two], WINDOW)?);
         }
     }
     for weights in [[100, 100], [100, 300]] {
+        let is_weighted = weights[1] == 300;
         let host = host(step, &weights.map(weight))?;
         let one = busy(&host, Some(1), rounds, DEPTH)?;
-        for _ in 0..repeats {
-            let alone = measured(&host, &[&one], time)?;
-            let two = busy(&host, Some(2), rounds, DEPTH)?;
-            let both = measured(&host, &[&one, &two], time)?;
-            figures.remoted(weights[1] == 300, &both, &alone);
+        for _ in 0..if is_weighted { 0 } else { repeats(step) } {
+            figures.rate.push(progress(&[&one], WINDOW)?[0]);
+        }
+        let two = busy(&host, Some(2), rounds, DEPTH)?;
+        for _ in 0..repeats(step) {
+            figures.remoted(is_weighted, &measured(&host, &[&one, &two], WINDOW)?);
         }
         rows::note(step, &figures.rows())?;
-        drop(one);
+        drop((one, two));
         host.stop()?;
     }
     Ok(())
@@ -189,14 +202,14 @@ struct Figures {
 }
 
 impl Figures {
-    fn native(&mut self, both: &[f64], alone: f64) {
+    /// Two programs beside each other, after one alone.
+    fn native(&mut self, both: &[f64]) {
         let [first, second] = both else { return };
         self.native_share.push(first / (first + second).max(1.0));
-        self.native_throughput.push((first + second) / alone.max(1.0));
-        self.native_rate.push(alone);
+        self.native_throughput.push((first + second) / median(&mut self.native_rate).max(1.0));
     }
 
-    fn remoted(&mut self, is_weighted: bool, both: &Measured, alone: &Measured) {
+    fn remoted(&mut self, is_weighted: bool, both: &Measured) {
         let [first, second] = both.kernels[..] else { return };
         let [charged, other] = both.charged;
         if is_weighted {
@@ -205,9 +218,8 @@ impl Figures {
             return;
         }
         self.share.push(first / (first + second).max(1.0));
-        self.throughput.push((first + second) / alone.kernels[0].max(1.0));
+        self.throughput.push((first + second) / median(&mut self.rate).max(1.0));
         self.charged.push((charged + other) / both.seconds);
-        self.rate.push(alone.kernels[0]);
     }
 
     fn rows(&self) -> Vec<Row> {
@@ -252,7 +264,7 @@ fn latencies(
     prober: &Peer,
     neighbour: impl FnOnce() -> Answer<Running>,
 ) -> Answer<[serde_json::Value; 2]> {
-    let milliseconds = step.rounds(3_000, 1_500).into();
+    let milliseconds = step.rounds(1_200, 800).into();
     // The first measurement loads the code.
     prober.ask(Command::Latency { milliseconds: 50 })?;
     let alone = prober.ask(Command::Latency { milliseconds })?;
@@ -297,12 +309,13 @@ fn cap(step: &Step) -> Answer {
     let capped = TimeShareRequest { cap_permille: Some(250), ..TimeShareRequest::default() };
     let host = host(step, &[capped, weight(100)])?;
     let (mut charged, mut kernels) = (Vec::new(), Vec::new());
-    for _ in 0..step.rounds(3, 1) {
+    let whole = {
         let free = busy(&host, Some(2), rounds, DEPTH)?;
-        let whole = progress(&[&free], window(step))?[0];
-        drop(free);
-        let capped = busy(&host, Some(1), rounds, DEPTH)?;
-        let part = measured(&host, &[&capped], window(step))?;
+        progress(&[&free], 2 * WINDOW)?[0]
+    };
+    let program = busy(&host, Some(1), rounds, DEPTH)?;
+    for _ in 0..repeats(step) {
+        let part = measured(&host, &[&program], 2 * WINDOW)?;
         charged.push(part.charged[0] / part.seconds);
         kernels.push(part.kernels[0] / whole.max(1.0));
     }
@@ -311,6 +324,7 @@ fn cap(step: &Step) -> Answer {
         Row::new("kernels under it by those without", "", &[], &kernels, Aim::Remoted(0.0, 0.5)),
     ];
     rows::note(step, &rows)?;
+    drop(program);
     host.stop()
 }
 
@@ -318,26 +332,23 @@ fn many(step: &Step) -> Answer {
     const MANY: usize = 8;
     let rounds = calibrated(step, KERNEL)?;
     let compare = |host: &Host, vms: [Option<u32>; 2]| -> Answer<Vec<Running>> {
-        let mut programs = vec![busy(host, vms[0], rounds, DEPTH)?];
-        for _ in 0..MANY {
-            programs.push(busy(host, vms[1], rounds, DEPTH)?);
-        }
-        Ok(programs)
+        let places: Vec<_> = [vms[0]].into_iter().chain([vms[1]; MANY]).collect();
+        many_busy(host, &places, rounds, DEPTH)
     };
     let by_one = |kernels: &[f64]| kernels.iter().skip(1).sum::<f64>() / kernels[0].max(1.0);
     let mut native = Vec::new();
     {
         let host = Host::without_daemon(step)?;
         let programs = compare(&host, [None, None])?;
-        for _ in 0..step.rounds(3, 1) {
-            native.push(by_one(&progress(&programs.iter().collect::<Vec<_>>(), window(step))?));
+        for _ in 0..repeats(step) {
+            native.push(by_one(&progress(&programs.iter().collect::<Vec<_>>(), WINDOW)?));
         }
     }
     let host = host(step, &[weight(100), weight(100)])?;
     let programs = compare(&host, [Some(1), Some(2)])?;
     let (mut remoted, mut charges) = (Vec::new(), Vec::new());
-    for _ in 0..step.rounds(3, 1) {
-        let measured = measured(&host, &programs.iter().collect::<Vec<_>>(), window(step))?;
+    for _ in 0..repeats(step) {
+        let measured = measured(&host, &programs.iter().collect::<Vec<_>>(), WINDOW)?;
         remoted.push(by_one(&measured.kernels));
         charges.push(measured.charged[1] / measured.charged[0].max(1e-9));
     }
@@ -372,11 +383,12 @@ mod tests {
     #[test]
     fn shares_and_throughput_are_of_the_kernels() {
         let mut figures = Figures::default();
-        figures.native(&[100.0, 300.0], 400.0);
+        figures.native_rate.push(400.0);
+        figures.native(&[100.0, 300.0]);
         let measured = |kernels: Vec<f64>, charged| Measured { kernels, charged, seconds: 2.0 };
-        let alone = measured(vec![400.0], [1.9, 0.0]);
-        figures.remoted(false, &measured(vec![200.0, 200.0], [1.0, 0.9]), &alone);
-        figures.remoted(true, &measured(vec![100.0, 300.0], [0.5, 1.5]), &alone);
+        figures.rate.push(400.0);
+        figures.remoted(false, &measured(vec![200.0, 200.0], [1.0, 0.9]));
+        figures.remoted(true, &measured(vec![100.0, 300.0], [0.5, 1.5]));
         assert_eq!((figures.native_share[0], figures.native_throughput[0]), (0.25, 1.0));
         assert_eq!((figures.share[0], figures.throughput[0], figures.charged[0]), (0.5, 1.0, 0.95));
         assert_eq!((figures.weighted_charge[0], figures.weighted_kernels[0]), (3.0, 3.0));
