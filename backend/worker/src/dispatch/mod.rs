@@ -14,7 +14,7 @@ mod stream;
 
 use crate::{
     current::Current,
-    dispatch::spin::Spin,
+    dispatch::spin::{Spin, Watch, Watched},
     graphs::records::GraphRecords,
     helper::{
         Helper,
@@ -56,6 +56,9 @@ use std::{
 
 /// Time within which the submitter thread releases the submitter once its work is done: scheduling delay only.
 const LETTING_GO: Duration = Duration::from_millis(100);
+
+/// Records without a look at the work in flight after which the completion thread watches it.
+const UNWATCHED: u32 = 8;
 
 /// The violation of the protocol by the guest that ends the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -141,6 +144,8 @@ pub(crate) struct Dispatcher {
     current: Current,
     caller: Option<CallerContext>,
     greeted: bool,
+    /// Records since this thread last looked at the work in flight.
+    unwatched: u32,
     /// The session's devices, known once the guest has sent its hello.
     devices: Vec<i32>,
     violation: Option<Violation>,
@@ -168,6 +173,7 @@ impl Dispatcher {
             current: Current::default(),
             caller: None,
             greeted: false,
+            unwatched: 0,
             devices: Vec::new(),
             violation: None,
             map: AddressMap::default(),
@@ -197,6 +203,10 @@ impl Dispatcher {
         loop {
             match consumer.next(words, &mut record.0) {
                 Ok(Some(size)) => {
+                    self.unwatched = self.unwatched.saturating_add(1);
+                    if self.unwatched == UNWATCHED {
+                        self.announce();
+                    }
                     if let Err(violation) = self.record(&record.0[..size], &mut answer) {
                         self.end(&violation);
                     }
@@ -204,10 +214,18 @@ impl Dispatcher {
                 Ok(None) => {
                     // The guest may sleep until the ring has room, and nothing but this call wakes it.
                     session.wake_guest();
-                    let mut busy = self.ring_is_empty();
+                    let mut busy = self.mark_due();
                     let notices = Arc::clone(&self.shared.notices);
                     let ready = || !consumer.is_empty(words) || notices.any();
-                    let mut follows = spin.until(busy, ready);
+                    let mut follows = false;
+                    if busy && self.submitter.is_some() {
+                        match spin.watch(ready, || self.watch()) {
+                            Watch::Ready => follows = true,
+                            Watch::Over => busy = false,
+                            Watch::Left => self.announce(),
+                        }
+                    }
+                    follows = follows || spin.until(busy, ready);
                     if !follows {
                         // Nothing follows soon, so all ends are looked for.
                         if self.has_unmarked() {
@@ -275,25 +293,45 @@ impl Dispatcher {
 
     /// Marks the work whose end must be seen, and publishes what is complete, when the ring is empty. Returns `true` if marked work is
     /// still in flight.
-    pub(crate) fn ring_is_empty(&mut self) -> bool {
+    pub(crate) fn mark_due(&mut self) -> bool {
         let Some(submitter) = &mut self.submitter else { return true };
         submitter.mark_due(&mut self.current);
         self.look()
     }
 
-    /// The same with all work.
+    /// The same with all work, which the completion thread then watches.
     pub(crate) fn mark_all(&mut self) -> bool {
         let Some(submitter) = &mut self.submitter else { return true };
         submitter.mark(&mut self.current);
-        self.look()
+        let busy = self.look();
+        self.announce();
+        busy
+    }
+
+    /// Has the completion thread watch the markers that only this thread watched.
+    pub(crate) fn announce(&mut self) {
+        if let Some(submitter) = &mut self.submitter {
+            submitter.announce();
+        }
+    }
+
+    /// Publishes what is complete of the work in flight.
+    fn watch(&mut self) -> Watched {
+        self.unwatched = 0;
+        let completion = &self.shared.completion;
+        let progress = completion.pass(&mut self.current);
+        match (completion.is_pending(), progress) {
+            (false, _) => Watched::Over,
+            (true, true) => Watched::Ended,
+            (true, false) => Watched::Unchanged,
+        }
     }
 
     fn has_unmarked(&self) -> bool {
         self.submitter.as_ref().is_some_and(|submitter| submitter.has_unmarked())
     }
 
-    /// Publishes new markers that are reached already; the completion thread looks for the others. Returns `true` if marked work is in
-    /// flight.
+    /// Publishes new markers that are reached already. Returns `true` if marked work is in flight.
     fn look(&mut self) -> bool {
         let Some(submitter) = &mut self.submitter else { return true };
         if submitter.is_stuck() {
@@ -303,7 +341,6 @@ impl Dispatcher {
         let completion = &self.shared.completion;
         if submitter.has_unannounced() {
             completion.pass(&mut self.current);
-            submitter.announce();
         }
         completion.is_pending()
     }

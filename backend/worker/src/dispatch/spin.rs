@@ -1,6 +1,10 @@
 //! The time that the dispatcher polls and naps before it sleeps.
 //!
-//! Polling saves the guest a doorbell and the worker a wake-up, if the next record comes soon. The dispatcher predicts this
+//! While marked work is in flight, the dispatcher watches it: it looks for its end itself, since a wake-up of the completion thread, whose
+//! processor sleeps, takes longer than a short kernel. It does so for a limited time, and not after several waits that outlasted it. Beyond
+//! the time of a wake-up it yields its processor after each look.
+//!
+//! When no work is in flight, polling saves the guest a doorbell and the worker a wake-up, if the next record comes soon. The dispatcher predicts this
 //! from recent waits: after several that outlasted the budget it no longer polls, except for an occasional trial. Naps do the
 //! same for records that come a little later, such as the next copy of a program that reads the result of each, and leave the
 //! processor free meanwhile.
@@ -17,6 +21,10 @@ const VAIN_SPINS: u32 = 4;
 const TRIAL: u32 = 8;
 /// Polls between two readings of the clock.
 const LOOKS: u32 = 64;
+/// Time for which work in flight is watched, since its latest end: as long as the kernels between which a program waits.
+const WATCH: Duration = Duration::from_micros(500);
+/// Polls of the ring between two looks at the work in flight: together they take about as long as a query of an event.
+const WATCH_LOOKS: u32 = 16;
 
 /// True if the next wait should be polled after `in_vain` waits in a row that outlasted the budget.
 const fn is_worthwhile(in_vain: u32) -> bool {
@@ -38,11 +46,34 @@ pub(crate) struct Spin {
     missed: u32,
     /// Waits in a row that outlasted the naps.
     outlasted: u32,
+    /// Waits in a row in which the work in flight outlasted the watch.
+    unended: u32,
+}
+
+/// The state of the marked work in flight after a look at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    /// None is left.
+    Over,
+    /// An end was published, and more is in flight.
+    Ended,
+    Unchanged,
+}
+
+/// The outcome of a watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// A record or a notice is there.
+    Ready,
+    /// No work is in flight.
+    Over,
+    /// Work is in flight, which others have to watch.
+    Left,
 }
 
 impl Spin {
     pub(crate) const fn new(cpus: usize) -> Spin {
-        Spin { cpus, missed: 0, outlasted: 0 }
+        Spin { cpus, missed: 0, outlasted: 0, unended: 0 }
     }
 
     /// The time to spend on the next wait. `busy`: the driver has work in flight, which may need the CPU.
@@ -79,6 +110,39 @@ impl Spin {
 }
 
 impl Spin {
+    /// Looks for the end of the work in flight until `ready`, until there is none, or until the limit is reached. With few processors the
+    /// work itself or the guest may need this one.
+    pub(crate) fn watch(
+        &mut self,
+        mut ready: impl FnMut() -> bool,
+        mut look: impl FnMut() -> Watched,
+    ) -> Watch {
+        if self.cpus > 2 && is_worthwhile(self.unended) {
+            let mut start = Instant::now();
+            let mut elapsed = Duration::ZERO;
+            while elapsed < WATCH {
+                for _ in 0..WATCH_LOOKS {
+                    if ready() {
+                        return Watch::Ready;
+                    }
+                    core::hint::spin_loop();
+                }
+                match look() {
+                    Watched::Over => {
+                        self.unended = 0;
+                        return Watch::Over;
+                    }
+                    Watched::Ended => (self.unended, start) = (0, Instant::now()),
+                    Watched::Unchanged if elapsed > AMPLE => std::thread::yield_now(),
+                    Watched::Unchanged => {}
+                }
+                elapsed = start.elapsed();
+            }
+        }
+        self.unended = self.unended.wrapping_add(1);
+        Watch::Left
+    }
+
     /// Naps until `ready` or until the limit is reached; returns `true` if ready. Does not nap if recent waits outlasted the
     /// limit.
     pub(crate) fn nap(&mut self, mut ready: impl FnMut() -> bool) -> bool {
@@ -121,6 +185,41 @@ mod tests {
         }
         assert!(spin.until(false, || true));
         assert!(spin.budget(false).is_some());
+    }
+
+    /// A wait for a record that does not come; every look finds the work `watched`. Returns the outcome and the number of looks.
+    fn watch(spin: &mut Spin, watched: Watched) -> (Watch, u32) {
+        let mut looks = 0;
+        let outcome = spin.watch(
+            || false,
+            || {
+                looks += 1;
+                watched
+            },
+        );
+        (outcome, looks)
+    }
+
+    // Promise: P63
+    #[test]
+    fn work_in_flight_is_watched_to_its_end_and_no_longer_after_long_waits() {
+        let mut spin = Spin::new(4);
+        assert_eq!(watch(&mut spin, Watched::Over), (Watch::Over, 1));
+        assert_eq!(spin.watch(|| true, || Watched::Unchanged), Watch::Ready);
+        for _ in 0..VAIN_SPINS {
+            let (outcome, looks) = watch(&mut spin, Watched::Unchanged);
+            assert!(outcome == Watch::Left && looks > 0, "{outcome:?} after {looks} looks");
+        }
+        let watched = (0..TRIAL).filter(|_| watch(&mut spin, Watched::Unchanged).1 > 0);
+        assert_eq!(watched.count(), 1, "one trial");
+        // A trial that sees an end ends this.
+        while watch(&mut spin, Watched::Over).1 == 0 {}
+        assert!(watch(&mut spin, Watched::Unchanged).1 > 0);
+        assert_eq!(
+            watch(&mut Spin::new(2), Watched::Over),
+            (Watch::Left, 0),
+            "the guest needs the processor"
+        );
     }
 
     #[test]

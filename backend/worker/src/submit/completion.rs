@@ -2,7 +2,8 @@
 //!
 //! A pass polls the oldest marker of every stream that has one; a stream that is held back delays no other. The completion
 //! thread makes passes while markers are in flight and sleeps when there are none. Between two passes it rests: up to shortly before
-//! the work is expected to end, and otherwise for a small part of the time that it has waited. The dispatcher makes a pass itself when its
+//! the work is expected to end, and otherwise for a small part of the time that it has waited. Around the expected end it does not rest,
+//! where there are processors enough: the end of a rest costs more than many passes. The dispatcher makes passes itself when its
 //! ring runs empty, so that short work is published without a thread switch. The thread that makes a pass holds the lock of
 //! [`Completion`]; no thread that serves the guest's work waits for it.
 
@@ -376,14 +377,13 @@ impl Completion {
     fn pause(&self, idle: u32, cpus: usize, since: Nanos, notified: u64) {
         let now = now();
         let waited = now.saturating_sub(since);
-        if cpus >= 3 && waited < SPIN {
+        let expected = Some(self.expected.load(Ordering::Relaxed)).filter(|expected| *expected != Nanos::MAX);
+        let unexpected = self.unexpected.load(Ordering::Relaxed);
+        if cpus >= 3 && spins(waited, expected, unexpected, now) {
             core::hint::spin_loop();
         } else if cpus < 3 && idle <= YIELDS {
             std::thread::yield_now();
         } else {
-            let expected =
-                Some(self.expected.load(Ordering::Relaxed)).filter(|expected| *expected != Nanos::MAX);
-            let unexpected = self.unexpected.load(Ordering::Relaxed);
             self.rest(rest_time(waited, expected, unexpected, now), notified);
         }
     }
@@ -415,8 +415,10 @@ impl Completion {
 
 /// The name of the kinds of work that the worker itself makes, beside those of [`crate::submit::Operation`].
 const OWN_WORK: u64 = 10;
-/// Time for which the completion thread spins.
+/// Time for which the completion thread spins for work whose end is not expected later.
 const SPIN: Nanos = 20_000;
+/// Time for which it spins before and after an expected end: as long as the end of a rest takes on a virtual machine.
+const NEAR: Nanos = 50_000;
 /// Passes between which it yields, where it does not spin.
 const YIELDS: u32 = 8;
 /// A rest is this part of the time waited so far, unless the end of the work is expected.
@@ -435,6 +437,16 @@ fn expected_end(stream_fences: &StreamFences) -> Option<Nanos> {
     let is_known = ticket.is_work() && !ticket.is_guessed() && !ticket.is_held();
     let work = || ticket.estimate() + stream_fences.staged().map(SequenceTicket::estimate).sum::<u64>();
     is_known.then(|| stream_fences.started().saturating_add(work().saturating_mul(1000)))
+}
+
+/// True if the next pass is due at once at `now`, after `waited`: an end is near, or nothing is known of it yet. Work whose end is
+/// expected later does not need the queries, which delay launches in the driver.
+fn spins(waited: Nanos, expected: Option<Nanos>, unexpected: bool, now: Nanos) -> bool {
+    match expected {
+        Some(end) if now.abs_diff(end) <= NEAR => true,
+        Some(end) if end > now && !unexpected => false,
+        _ => waited < SPIN,
+    }
 }
 
 /// The time to rest at `now`, after `waited`: most of the time to the expected end of the work, and then no longer than the end is late,
@@ -479,6 +491,22 @@ mod tests {
                 late <= SHORTEST.max(takes / PART),
                 "{takes}: {late} beside work that is expected much later"
             );
+        }
+    }
+
+    // Promise: P64
+    #[test]
+    fn passes_follow_each_other_around_the_expected_end_only() {
+        for takes in [200_000, 5_000_000] {
+            assert!(
+                spins(takes, Some(takes), true, takes - NEAR)
+                    && spins(takes, Some(takes), false, takes + NEAR)
+            );
+            assert!(!spins(takes, Some(takes), false, takes + NEAR + 1), "an end that does not come");
+            assert!(!spins(0, Some(takes), false, 0), "launches go on in the driver");
+        }
+        for unknown in [None, Some(1_000_000)] {
+            assert!(spins(SPIN - 1, unknown, true, SPIN - 1) && !spins(SPIN, unknown, true, SPIN));
         }
     }
 
