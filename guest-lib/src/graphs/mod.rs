@@ -396,7 +396,7 @@ impl GraphDriver for GuestGraphs {
         let mut state = executable.lock();
         let is_conditional =
             |length: usize| path.get(..length).is_some_and(|way| state.conditional.contains(way));
-        let mut naming = Naming::at(path, (1..path.len()).any(is_conditional));
+        let mut naming = Naming::again(path, (1..path.len()).any(is_conditional), &state.functions);
         let changes = wire::changes(process, path, enabled, work, &mut naming)?;
         state.launched = false;
         let send = |bytes: &[u8]| {

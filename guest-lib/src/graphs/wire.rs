@@ -12,8 +12,7 @@ use crate::{
     state::{
         contexts,
         events::INTERPROCESS,
-        host_functions::{NodeTask, NodeToken},
-        memory::arena::Room,
+        host_functions::{NodeTask, NodeToken, Staging},
     },
 };
 use core::sync::atomic::AtomicBool;
@@ -29,7 +28,7 @@ use sluice_protocol::{
     },
     handle::{ConditionalGraph, Context, Event, Id},
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Limits of the wire's form.
 const fn too_large(error: FieldError) -> Error {
@@ -49,6 +48,10 @@ pub(super) struct Naming {
     conditional: Option<Id<ConditionalGraph>>,
     /// The present node is in a body of a conditional node.
     in_body: bool,
+    /// The staging memory that the nodes have already, by the ways to them. A driver may refuse another address of a copy of several rows.
+    stagings: BTreeMap<Vec<u32>, Arc<Staging>>,
+    /// A node was given the staging memory that it has.
+    keeps_staging: bool,
 }
 
 /// The functions of an executable's nodes, by the ways to them.
@@ -57,12 +60,29 @@ pub(super) type NodeTokens = BTreeMap<Vec<u32>, NodeToken>;
 impl Naming {
     /// Names nothing.
     pub(super) const fn none() -> Naming {
-        Naming { named: None, path: Vec::new(), conditional: None, in_body: false }
+        Naming {
+            named: None,
+            path: Vec::new(),
+            conditional: None,
+            in_body: false,
+            stagings: BTreeMap::new(),
+            keeps_staging: false,
+        }
     }
 
     /// Names the functions at and below a path.
     pub(super) fn at(path: &[u32], in_body: bool) -> Naming {
-        Naming { named: Some(BTreeMap::new()), path: path.to_vec(), conditional: None, in_body }
+        Naming { named: Some(BTreeMap::new()), path: path.to_vec(), in_body, ..Naming::none() }
+    }
+
+    /// Names the functions at and below a path, whose nodes have functions already.
+    pub(super) fn again(path: &[u32], in_body: bool, present: &NodeTokens) -> Naming {
+        let staging = |(at, token): (&Vec<u32>, &NodeToken)| {
+            let staging = token.staging().filter(|_| at.starts_with(path))?;
+            Some((at.clone(), Arc::clone(staging)))
+        };
+        let stagings = present.iter().filter_map(staging).collect();
+        Naming { stagings, ..Naming::at(path, in_body) }
     }
 
     /// Names the functions of a plan whose handles live in a graph.
@@ -79,20 +99,11 @@ impl Naming {
         &mut self,
         process: &'static ProcessState,
         task: NodeTask,
-        room: Option<Room>,
+        staging: Option<Arc<Staging>>,
     ) -> Result<WireWork<'static>> {
         let Some(named) = &mut self.named else { return Ok(WireWork::Host(Host { token: 0 })) };
-        let token = match (process.host_functions.name(&process.session, task), room) {
-            (Ok(token), None) => token,
-            (Ok(mut token), Some(room)) => {
-                token.keep(&process.arena, room);
-                token
-            }
-            (Err(error), room) => {
-                room.into_iter().for_each(|room| process.arena.free(room));
-                return Err(error);
-            }
-        };
+        let mut token = process.host_functions.name(&process.session, task)?;
+        staging.into_iter().for_each(|staging| token.keep(staging));
         let work = WireWork::Host(Host { token: token.number() });
         named.insert(self.path.clone(), token);
         Ok(work)
@@ -130,20 +141,30 @@ pub(super) fn changes(
     naming: &mut Naming,
 ) -> Result<Vec<Vec<u8>>> {
     let is_copy = matches!(work, Work::Copy { .. });
-    with(process, work, enabled, naming, |work, is_on| {
+    let (mut list, by_device) = with(process, work, enabled, naming, |work, is_on| {
         let mut list = vec![Change::encode(path, is_on, work).map_err(too_large)?];
+        let mut by_device = 0;
         if let WireWork::Child(staged) = work
             && is_copy
         {
             // A graph inside cannot be turned off; its copy can.
             for node in staged.nodes() {
                 let node = node.map_err(too_large)?;
+                if matches!(node.work, WireWork::Copy(_)) {
+                    by_device = list.len();
+                }
                 let path = [path, &[node.number]].concat();
                 list.push(Change::encode(&path, node.enabled, &node.work).map_err(too_large)?);
             }
         }
-        Ok(list)
-    })
+        Ok((list, by_device))
+    })?;
+    if is_copy && naming.keeps_staging {
+        // The graph inside stays. The device's copy changes first, since a driver may refuse it.
+        list.swap(1, by_device);
+        list.remove(0);
+    }
+    Ok(list)
 }
 
 /// Gives `act` checked work in the wire's form, and whether the node is on there.
@@ -342,17 +363,24 @@ fn with_staging<R>(
     }
     let layer = width.checked_mul(height).ok_or(Error::INVALID_VALUE)?;
     let bytes = layer.checked_mul(depth).ok_or(Error::INVALID_VALUE)?;
-    let room = process.arena.allocate(&process.session, bytes)?.ok_or(Error::OUT_OF_MEMORY)?;
+    naming.path.push(u32::from(!is_to_device));
+    let present = naming.stagings.get(&naming.path).filter(|staging| staging.bytes() == bytes);
+    naming.path.pop();
+    let present = present.map(Arc::clone);
+    naming.keeps_staging |= present.is_some();
+    let staging = match present {
+        Some(staging) => staging,
+        None => Arc::new(Staging::new(&process.arena, &process.session, bytes)?),
+    };
     // The allocation may have been the first one.
     if process.session.gathers() {
-        process.arena.free(room);
         return Err(unreached());
     }
-    let (task, by_device) = works(Strided { start: room.address(), pitch: width, layer });
+    let (task, by_device) = works(Strided { start: staging.address(), pitch: width, layer });
     // A function cannot be turned off, but it can do nothing.
     let task = if enabled { NodeTask::Copy(task) } else { NodeTask::Nothing };
     naming.path.push(u32::from(!is_to_device));
-    let by_host = naming.host(process, task, Some(room));
+    let by_host = naming.host(process, task, Some(staging));
     naming.path.pop();
     let by_host = by_host?;
     let works = if is_to_device {

@@ -26,7 +26,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use sluice_protocol::{limits, session::HostCall};
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 /// The functions that were entered and did not run yet.
@@ -72,13 +72,54 @@ pub(crate) struct NodeToken {
     functions: &'static HostFunctions,
     token: u32,
     /// Staging memory of the node.
-    room: Option<(&'static Arena, Room)>,
+    staging: Option<Arc<Staging>>,
+}
+
+/// Staging memory of a node, for as long as a token of it lives.
+pub(crate) struct Staging {
+    arena: &'static Arena,
+    room: Option<Room>,
+    bytes: u64,
+}
+
+impl Staging {
+    /// Allocates staging memory.
+    pub(crate) fn new(arena: &'static Arena, session: &Session, bytes: u64) -> Result<Staging> {
+        let room = arena.allocate(session, bytes)?.ok_or(Error::OUT_OF_MEMORY)?;
+        Ok(Staging { arena, room: Some(room), bytes })
+    }
+
+    /// Its length.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Its address.
+    pub(crate) fn address(&self) -> u64 {
+        self.room.as_ref().map_or(0, Room::address)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // A forked child may have been made while another thread held the lock.
+        if lifetime::usable().is_ok()
+            && let Some(room) = self.room.take()
+        {
+            self.arena.free(room);
+        }
+    }
 }
 
 impl NodeToken {
-    /// Frees staging memory with this token.
-    pub(crate) fn keep(&mut self, arena: &'static Arena, room: Room) {
-        self.room = Some((arena, room));
+    /// Keeps staging memory with this token.
+    pub(crate) fn keep(&mut self, staging: Arc<Staging>) {
+        self.staging = Some(staging);
+    }
+
+    /// The staging memory of the node.
+    pub(crate) const fn staging(&self) -> Option<&Arc<Staging>> {
+        self.staging.as_ref()
     }
 
     /// The number that crosses to the worker.
@@ -92,9 +133,6 @@ impl Drop for NodeToken {
         // A forked child may have been made while another thread held the lock.
         if lifetime::usable().is_ok() {
             self.functions.lock().nodes.remove(&self.token);
-            if let Some((arena, room)) = self.room.take() {
-                arena.free(room);
-            }
         }
     }
 }
@@ -148,7 +186,7 @@ impl HostFunctions {
         self.start(&mut table, session)?;
         let token = table.take_token();
         table.nodes.insert(token, task);
-        Ok(NodeToken { functions: self, token, room: None })
+        Ok(NodeToken { functions: self, token, staging: None })
     }
 
     /// Has `post` post a launch that calls functions of nodes this many times; it returns the slot and the sequence.

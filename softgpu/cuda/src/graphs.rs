@@ -39,6 +39,17 @@ pub(crate) static GRAPHS: Graphs<SoftGraphs> = Graphs::new(SoftGraphs);
 /// This driver, as graphs know it.
 pub(crate) struct SoftGraphs;
 
+/// True if another child graph has another copy of several rows, which NVIDIA's driver refuses in an executable.
+fn changes_rows(old: &Work, new: &Work) -> bool {
+    let (Work::Child(old), Work::Child(new)) = (old, new) else { return false };
+    old.nodes.iter().zip(&new.nodes).any(|(old, new)| match (&old.work, &new.work) {
+        (Work::Copy { copy: old, .. }, Work::Copy { copy: new, .. }) => {
+            old != new && [old, new].iter().any(|copy| copy.height > 1 || copy.depth > 1)
+        }
+        (old, new) => changes_rows(old, new),
+    })
+}
+
 /// Work that may run any number of times.
 type Repeatable = Arc<dyn Fn() -> Result + Send + Sync>;
 
@@ -355,6 +366,9 @@ impl GraphDriver for SoftGraphs {
         let mut present = lock(&executable.present);
         let mut plan = present.plan.clone();
         let node = plan.node_mut(path).ok_or(Error::INVALID_VALUE)?;
+        if changes_rows(&node.work, work) {
+            return Err(Error::GRAPH_EXEC_UPDATE_FAILURE);
+        }
         (node.work, node.enabled) = (work.clone(), enabled);
         *present = Present::new(plan, present.handles.clone()).map_err(|refusal| refusal.error)?;
         Ok(())
