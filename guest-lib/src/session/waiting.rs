@@ -1,10 +1,11 @@
 //! Waiting for the host: poll a little, then nap, then sleep.
 //!
 //! A wake-up takes several processes, each of which has to be woken itself: a tenth of a millisecond on a machine with few
-//! processors. So a thread that has polled in vain takes naps first and looks again after each. When the wait is so long that a wake-up
-//! hardly adds to it, the thread registers its condition and sleeps on a futex of its own. One thread of the shim, started when
-//! the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition holds, so a wake-up from
-//! the host costs one thread, not one per sleeper.
+//! processors. So a thread that has polled in vain takes naps first and looks again after each. Where there are processors enough it
+//! polls on for a while before its first nap, unless that was in vain lately: the end of a nap takes longer than a short kernel. When
+//! the wait is so long that a wake-up hardly adds to it, the thread registers its condition and sleeps on a futex of its own. One thread
+//! of the shim, started when the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition holds, so
+//! a wake-up from the host costs one thread, not one per sleeper.
 
 use crate::{session::link::SessionLink, spawn::spawn, transport::TransportError};
 use core::{
@@ -104,6 +105,9 @@ pub(crate) struct Waiting {
     /// Polls of one wait, per kind of condition: few if recent waits outlasted them.
     budgets: [AtomicU32; KINDS],
     longest: u32,
+    /// True if a thread may poll on without delaying others; and waits in a row that outlasted this, per kind of condition.
+    polls_on: bool,
+    unended: [AtomicU32; KINDS],
     /// Waits in a row that outlasted their naps, per kind of condition.
     outlasted: [AtomicU32; KINDS],
     napping: AtomicU32,
@@ -125,11 +129,16 @@ struct Sleepers {
 const LONGEST: u32 = 2000;
 /// Fewest polls of one wait.
 const SHORTEST: u32 = 20;
+/// Time for which a thread polls on before its first nap, on machines with this many processors.
+const POLLING: Duration = Duration::from_micros(200);
+const AMPLE: usize = 4;
+/// Polls between two readings of the clock.
+const POLLS: u32 = 16;
 /// The longest time for naps in one wait: a wake-up takes a fiftieth of it.
 const NAPS: Duration = Duration::from_millis(5);
-/// After this many successive waits that outlasted their naps, waits take no naps.
+/// After this many successive waits that outlasted their naps, waits take no naps; and polling likewise.
 const LONG_WAITS: u32 = 4;
-/// Then one of this many waits still naps, to detect a change.
+/// Then one of this many waits still does, to detect a change.
 const TRIAL: u32 = 8;
 /// A nap lasts this fraction of the wait so far, within bounds; the kernel adds some twenty microseconds.
 const PART: u32 = 64;
@@ -139,6 +148,11 @@ const LONGEST_NAP: Duration = Duration::from_micros(20);
 const NAPPERS: u32 = 2;
 /// Nanoseconds by which the kernel may end a nap late, instead of the usual fifty thousand.
 const SLACK: NonZeroU64 = NonZeroU64::new(1000).unwrap();
+
+/// True if a way to wait is worth a trial after so many waits in a row that outlasted it.
+const fn is_worthwhile(misses: u32) -> bool {
+    misses < LONG_WAITS || misses.is_multiple_of(TRIAL)
+}
 
 /// Lets the calling thread, which belongs to the program, rest for a while, less if a signal comes. It waits on a futex that is never
 /// woken, since the functions that sleep are cancellation points.
@@ -158,6 +172,8 @@ impl Waiting {
             budgets: [const { AtomicU32::new(LONGEST) }; KINDS],
             // With one processor the other side cannot run while this one polls.
             longest: if processors > 1 { LONGEST } else { SHORTEST },
+            polls_on: processors >= AMPLE,
+            unended: [const { AtomicU32::new(0) }; KINDS],
             outlasted: [const { AtomicU32::new(0) }; KINDS],
             napping: AtomicU32::new(0),
         }
@@ -190,7 +206,7 @@ impl Waiting {
     fn nap(&self, condition: Condition) -> bool {
         let Some(outlasted) = self.outlasted.get(condition.place()) else { return false };
         let misses = outlasted.load(Ordering::Relaxed);
-        if misses >= LONG_WAITS && !misses.is_multiple_of(TRIAL) {
+        if !is_worthwhile(misses) {
             outlasted.store(misses.wrapping_add(1), Ordering::Relaxed);
             return false;
         }
@@ -198,11 +214,12 @@ impl Waiting {
             self.napping.fetch_sub(1, Ordering::Relaxed);
             return false;
         }
-        // The thread belongs to the program, so its timer slack is restored.
-        let before = thread::current_timer_slack().ok().and_then(NonZeroU64::new);
-        let changed = before.is_some() && thread::set_current_timer_slack(Some(SLACK)).is_ok();
         let started = Instant::now();
-        let (mut elapsed, mut over) = (Duration::ZERO, false);
+        let mut over = self.poll_on(condition, started);
+        let mut elapsed = started.elapsed();
+        // The thread belongs to the program, so its timer slack is restored.
+        let before = (!over).then(thread::current_timer_slack).and_then(|slack| NonZeroU64::new(slack.ok()?));
+        let changed = before.is_some() && thread::set_current_timer_slack(Some(SLACK)).is_ok();
         while !over && elapsed < NAPS {
             pause((elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP));
             over = condition.holds(&self.link.words);
@@ -214,6 +231,23 @@ impl Waiting {
         }
         self.napping.fetch_sub(1, Ordering::Relaxed);
         outlasted.store(if over { 0 } else { misses.wrapping_add(1) }, Ordering::Relaxed);
+        over
+    }
+
+    /// Polls until the condition holds; `false` if that takes too long, or did so lately.
+    fn poll_on(&self, condition: Condition, started: Instant) -> bool {
+        let Some(unended) = self.unended.get(condition.place()).filter(|_| self.polls_on) else {
+            return false;
+        };
+        let misses = unended.load(Ordering::Relaxed);
+        let mut over = false;
+        while is_worthwhile(misses) && !over && started.elapsed() < POLLING {
+            over = (0..POLLS).any(|_| {
+                core::hint::spin_loop();
+                condition.holds(&self.link.words)
+            });
+        }
+        unended.store(if over { 0 } else { misses.wrapping_add(1) }, Ordering::Relaxed);
         over
     }
 
