@@ -14,7 +14,7 @@ mod stream;
 
 use crate::{
     current::Current,
-    dispatch::spin::{Spin, Watch, Watched},
+    dispatch::spin::{EndWatch, Spin, Watched},
     graphs::records::GraphRecords,
     helper::{
         Helper,
@@ -220,9 +220,9 @@ impl Dispatcher {
                     let mut follows = false;
                     if busy && self.submitter.is_some() {
                         match spin.watch(ready, || self.watch()) {
-                            Watch::Ready => follows = true,
-                            Watch::Over => busy = false,
-                            Watch::Left => self.announce(),
+                            EndWatch::Ready => follows = true,
+                            EndWatch::Over => busy = false,
+                            EndWatch::Left => self.announce(),
                         }
                     }
                     follows = follows || spin.until(busy, ready);

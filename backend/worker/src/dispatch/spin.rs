@@ -62,7 +62,7 @@ pub(crate) enum Watched {
 
 /// The outcome of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Watch {
+pub(crate) enum EndWatch {
     /// A record or a notice is there.
     Ready,
     /// No work is in flight.
@@ -116,21 +116,21 @@ impl Spin {
         &mut self,
         mut ready: impl FnMut() -> bool,
         mut look: impl FnMut() -> Watched,
-    ) -> Watch {
+    ) -> EndWatch {
         if self.cpus > 2 && is_worthwhile(self.unended) {
             let mut start = Instant::now();
             let mut elapsed = Duration::ZERO;
             while elapsed < WATCH {
                 for _ in 0..WATCH_LOOKS {
                     if ready() {
-                        return Watch::Ready;
+                        return EndWatch::Ready;
                     }
                     core::hint::spin_loop();
                 }
                 match look() {
                     Watched::Over => {
                         self.unended = 0;
-                        return Watch::Over;
+                        return EndWatch::Over;
                     }
                     Watched::Ended => (self.unended, start) = (0, Instant::now()),
                     Watched::Unchanged if elapsed > AMPLE => std::thread::yield_now(),
@@ -140,7 +140,7 @@ impl Spin {
             }
         }
         self.unended = self.unended.wrapping_add(1);
-        Watch::Left
+        EndWatch::Left
     }
 
     /// Naps until `ready` or until the limit is reached; returns `true` if ready. Does not nap if recent waits outlasted the
@@ -188,7 +188,7 @@ mod tests {
     }
 
     /// A wait for a record that does not come; every look finds the work `watched`. Returns the outcome and the number of looks.
-    fn watch(spin: &mut Spin, watched: Watched) -> (Watch, u32) {
+    fn watch(spin: &mut Spin, watched: Watched) -> (EndWatch, u32) {
         let mut looks = 0;
         let outcome = spin.watch(
             || false,
@@ -204,11 +204,11 @@ mod tests {
     #[test]
     fn work_in_flight_is_watched_to_its_end_and_no_longer_after_long_waits() {
         let mut spin = Spin::new(4);
-        assert_eq!(watch(&mut spin, Watched::Over), (Watch::Over, 1));
-        assert_eq!(spin.watch(|| true, || Watched::Unchanged), Watch::Ready);
+        assert_eq!(watch(&mut spin, Watched::Over), (EndWatch::Over, 1));
+        assert_eq!(spin.watch(|| true, || Watched::Unchanged), EndWatch::Ready);
         for _ in 0..VAIN_SPINS {
             let (outcome, looks) = watch(&mut spin, Watched::Unchanged);
-            assert!(outcome == Watch::Left && looks > 0, "{outcome:?} after {looks} looks");
+            assert!(outcome == EndWatch::Left && looks > 0, "{outcome:?} after {looks} looks");
         }
         let watched = (0..TRIAL).filter(|_| watch(&mut spin, Watched::Unchanged).1 > 0);
         assert_eq!(watched.count(), 1, "one trial");
@@ -217,7 +217,7 @@ mod tests {
         assert!(watch(&mut spin, Watched::Unchanged).1 > 0);
         assert_eq!(
             watch(&mut Spin::new(2), Watched::Over),
-            (Watch::Left, 0),
+            (EndWatch::Left, 0),
             "the guest needs the processor"
         );
     }
