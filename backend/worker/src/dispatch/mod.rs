@@ -204,7 +204,7 @@ impl Dispatcher {
             match consumer.next(words, &mut record.0) {
                 Ok(Some(size)) => {
                     self.unwatched = self.unwatched.saturating_add(1);
-                    if self.unwatched == UNWATCHED {
+                    if self.unwatched >= UNWATCHED {
                         self.announce();
                     }
                     if let Err(violation) = self.record(&record.0[..size], &mut answer) {
@@ -340,6 +340,7 @@ impl Dispatcher {
         }
         let completion = &self.shared.completion;
         if submitter.has_unannounced() {
+            self.unwatched = 0;
             completion.pass(&mut self.current);
         }
         completion.is_pending()

@@ -48,6 +48,8 @@ pub(crate) struct Spin {
     outlasted: u32,
     /// Waits in a row in which the work in flight outlasted the watch.
     unended: u32,
+    /// Time for which the work in flight was watched since its latest end, in watches that a record interrupted.
+    watched: Duration,
 }
 
 /// The state of the marked work in flight after a look at it.
@@ -73,7 +75,7 @@ pub(crate) enum EndWatch {
 
 impl Spin {
     pub(crate) const fn new(cpus: usize) -> Spin {
-        Spin { cpus, missed: 0, outlasted: 0, unended: 0 }
+        Spin { cpus, missed: 0, outlasted: 0, unended: 0, watched: Duration::ZERO }
     }
 
     /// The time to spend on the next wait. `busy`: the driver has work in flight, which may need the CPU.
@@ -110,8 +112,8 @@ impl Spin {
 }
 
 impl Spin {
-    /// Looks for the end of the work in flight until `ready`, until there is none, or until the limit is reached. With few processors the
-    /// work itself or the guest may need this one.
+    /// Looks for the end of the work in flight until `ready`, until there is none, or until the limit is reached. A record that comes meanwhile
+    /// extends no limit: a guest could have endless work watched for ever. With few processors the work itself or the guest may need this one.
     pub(crate) fn watch(
         &mut self,
         mut ready: impl FnMut() -> bool,
@@ -120,25 +122,29 @@ impl Spin {
         if self.cpus > 2 && is_worthwhile(self.unended) {
             let mut start = Instant::now();
             let mut elapsed = Duration::ZERO;
-            while elapsed < WATCH {
+            while self.watched + elapsed < WATCH {
                 for _ in 0..WATCH_LOOKS {
                     if ready() {
+                        self.watched += elapsed;
                         return EndWatch::Ready;
                     }
                     core::hint::spin_loop();
                 }
                 match look() {
                     Watched::Over => {
-                        self.unended = 0;
+                        (self.unended, self.watched) = (0, Duration::ZERO);
                         return EndWatch::Over;
                     }
-                    Watched::Ended => (self.unended, start) = (0, Instant::now()),
-                    Watched::Unchanged if elapsed > AMPLE => std::thread::yield_now(),
+                    Watched::Ended => {
+                        (self.unended, self.watched, start) = (0, Duration::ZERO, Instant::now());
+                    }
+                    Watched::Unchanged if self.watched + elapsed > AMPLE => std::thread::yield_now(),
                     Watched::Unchanged => {}
                 }
                 elapsed = start.elapsed();
             }
         }
+        self.watched = Duration::ZERO;
         self.unended = self.unended.wrapping_add(1);
         EndWatch::Left
     }
@@ -220,6 +226,27 @@ mod tests {
             (EndWatch::Left, 0),
             "the guest needs the processor"
         );
+    }
+
+    // Promise: P63
+    #[test]
+    fn records_beside_endless_work_do_not_have_it_watched_for_ever() {
+        let mut spin = Spin::new(4);
+        let mut is_watched = || {
+            let start = Instant::now();
+            let mut looks = 0;
+            spin.watch(
+                || start.elapsed() >= WATCH / 2,
+                || {
+                    looks += 1;
+                    Watched::Unchanged
+                },
+            );
+            looks > 0
+        };
+        let waits = 8 * TRIAL;
+        let watched = (0..waits).filter(|_| is_watched()).count();
+        assert!(watched < waits as usize / 2, "{watched} of {waits} waits were watched");
     }
 
     #[test]

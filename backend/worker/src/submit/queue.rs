@@ -83,6 +83,13 @@ pub(crate) struct SubmitQueue {
     pub(crate) local: LocalMemory,
 }
 
+/// Has the completion thread watch the markers that only the dispatcher watched, which cannot look without the submitter.
+fn leave(submitter: &mut Option<Box<Submitter>>) {
+    if let Some(submitter) = submitter {
+        submitter.announce();
+    }
+}
+
 impl SubmitQueue {
     pub(crate) fn new(time: Arc<Time>) -> SubmitQueue {
         SubmitQueue { time, handover: Handover::new(WAITING_BYTES), local: LocalMemory::default() }
@@ -97,12 +104,14 @@ impl SubmitQueue {
     /// Queues an item, together with the submitter if the dispatcher has it. Waits only if too much is queued.
     #[cold]
     pub(crate) fn queue(&self, submitter: &mut Option<Box<Submitter>>, item: QueueItem) {
+        leave(submitter);
         self.handover.queue(submitter, item);
     }
 
     /// Lends the submitter to the submitter thread, which may wait for work without a marker.
     #[cold]
     pub(crate) fn lend(&self, submitter: &mut Option<Box<Submitter>>) {
+        leave(submitter);
         self.handover.lend(submitter);
     }
 
