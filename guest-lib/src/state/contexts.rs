@@ -339,7 +339,7 @@ impl Contexts {
         Ok(raw)
     }
 
-    /// Returns the current context, or without one the primary context of the first device, which the runtime uses next in any case: for
+    /// Returns the current context, or without one the primary context of the first device, which most runtimes use next: for
     /// calls that need no context themselves, but whose work on the host does. It becomes active without a retain, so that it ends
     /// when the program releases it.
     pub(crate) fn for_look_up(&self, session: &Session, streams: &Streams, devices: &Devices) -> Result<u64> {
