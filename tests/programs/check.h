@@ -18,8 +18,8 @@
         }                                                                                        \
     } while (0)
 
-// True if the program is to check also what NVIDIA's driver leaves undefined, or does not promise: tests of the software GPU and of
-// Sluice ask for it.
+// True if the program is also to check results that NVIDIA's driver leaves undefined or does not promise: tests of the software GPU
+// and of Sluice ask for it.
 inline bool undefined_too() { return std::getenv("SLUICE_TEST_UNDEFINED") != nullptr; }
 
 // Pseudo-random data, the same everywhere (splitmix64).

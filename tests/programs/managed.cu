@@ -141,7 +141,7 @@ int main() {
     CHECK(cudaFree(values));
     CHECK(cudaFree(plain));
     CHECK(cudaMemGetInfo(&free_now, &total));
-    // A chunk for small allocations may stay, and what the driver needs for pages that move.
+    // A chunk for small allocations may stay, and memory that the driver needs for pages that move.
     expect("the device's memory is free again", concurrent || free_before - free_now <= 2 << 20);
     return verdict(wrong == 0);
 }

@@ -77,9 +77,9 @@ int main() {
     CHECK(cudaMallocFromPoolAsync(&large, 8 << 20, own, stream));
     CHECK(cudaMallocFromPoolAsync(&small, 1000, own, stream));
     CHECK(cudaStreamSynchronize(stream));
-    // A driver counts in units of its own.
+    // A driver counts in units of its own, and may keep some memory in use; the software GPU does not.
     uint64_t in_use = number(own, cudaMemPoolAttrUsedMemCurrent);
-    expect("bytes in use are counted", in_use >= (8 << 20) + 1000);
+    expect("bytes in use are counted", undefined_too() ? in_use == (8 << 20) + 1024 : in_use >= (8 << 20) + 1000);
     expect("no more is in use than is reserved",
            number(own, cudaMemPoolAttrReservedMemCurrent) >= number(own, cudaMemPoolAttrUsedMemCurrent));
     CHECK(cudaMemsetAsync(large, 1, 8 << 20, stream));
@@ -87,14 +87,15 @@ int main() {
     CHECK(cudaFree(small));
     CHECK(cudaStreamSynchronize(stream));
     uint64_t left = number(own, cudaMemPoolAttrUsedMemCurrent);
-    expect("freed memory is not in use", in_use >= left + (8 << 20));
+    expect("freed memory is not in use", undefined_too() ? left == 0 : in_use >= left + (8 << 20));
     expect("and is kept", number(own, cudaMemPoolAttrReservedMemCurrent) >= 8 << 20);
     CHECK(cudaMemPoolTrimTo(own, 0));
     expect("until it is given back", number(own, cudaMemPoolAttrReservedMemCurrent) == 0);
 
     CHECK(cudaDeviceSetMemPool(0, own));
     CHECK(cudaMallocAsync(&small, 10, stream));
-    expect("the current pool is used", number(own, cudaMemPoolAttrUsedMemCurrent) > left);
+    in_use = number(own, cudaMemPoolAttrUsedMemCurrent);
+    expect("the current pool is used", undefined_too() ? in_use == 512 : in_use > left);
     expect("freeing the middle of it", cudaFreeAsync(small + 1, stream) == cudaErrorInvalidValue);
     cudaGetLastError();
     CHECK(cudaFreeAsync(small, stream));

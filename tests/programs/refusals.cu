@@ -259,9 +259,12 @@ int main() {
     ROW("flags 1", cuInit, 1);
     MUST(cuInit, 0);
     ROW("null", cuDriverGetVersion, nullptr);
+    // NVIDIA's driver reads the name.
+    if (undefined_too()) ROW("null name", cuGetProcAddress, nullptr, &place, 12000, 0, nullptr);
     ROW("null", cuGetProcAddress, "cuInit", nullptr, 12000, 0, nullptr);
     ROW("no such function", cuGetProcAddress, "cuNothing", &place, 12000, 0, nullptr);
     ROW("flags 0x100", cuGetProcAddress, "cuInit", &place, 12000, 0x100, nullptr);
+    if (undefined_too()) UNDECLARED("null name", cuGetProcAddress, (const char *, void **, int, cuuint64_t), nullptr, &place, 12000, 0);
     UNDECLARED("no such function", cuGetProcAddress, (const char *, void **, int, cuuint64_t), "cuNothing", &place, 12000, 0);
     memset(&uuid, 0, sizeof uuid);
     ROW("null", cuGetExportTable, nullptr, &uuid);

@@ -108,7 +108,8 @@ int main(int argc, char **) {
         handles.push_back(handle);
     }
     CHECK(cudaMemGetInfo(&free_now, &total));
-    expect("memory costs its size", free_before >= free_now + whole);
+    // A driver keeps some memory for itself, such as page tables; the software GPU does not.
+    expect("memory costs its size", undefined_too() ? free_before - free_now == whole : free_before >= free_now + whole);
     unsigned long long flags = 9;
     DRIVER(p_cuMemGetAccess(&flags, &prop.location, base));
     expect("no device has access at first", flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
@@ -157,14 +158,13 @@ int main(int argc, char **) {
 
     for (CUmemGenericAllocationHandle handle : handles) DRIVER(p_cuMemRelease(handle));
     CHECK(cudaMemGetInfo(&free_now, &total));
-    expect("mapped memory is not free", free_before >= free_now + whole);
+    expect("mapped memory is not free", undefined_too() ? free_before - free_now == whole : free_before >= free_now + whole);
     CHECK(cudaMemcpy(back.data(), (void *)base, 64, cudaMemcpyDeviceToHost));
     expect("and keeps its contents", back[3] == 21);
     if (undefined_too()) expect("a handle that is released", p_cuMemMap(base + whole, part, 0, handles[0], 0) == CUDA_ERROR_INVALID_VALUE);
     DRIVER(p_cuMemUnmap(base, whole));
     CHECK(cudaMemGetInfo(&free_now, &total));
-    // A driver keeps some memory for itself, such as page tables.
-    expect("in the end all is free", free_before < free_now + whole);
+    expect("in the end all is free", undefined_too() ? free_before == free_now : free_before < free_now + whole);
     DRIVER(p_cuMemAddressFree(base, 64 * whole));
 
     // As PyTorch's expandable segments: for each stream nine eighths of the memory of the largest device, and small parts of it in use.
@@ -201,6 +201,6 @@ int main(int argc, char **) {
     expect("more than all addresses", p_cuMemAddressReserve(&none, (size_t)1 << 56, 0, 0, 0) != CUDA_SUCCESS);
     for (CUdeviceptr start : segment_at) DRIVER(p_cuMemAddressFree(start, segment));
     CHECK(cudaMemGetInfo(&free_now, &total));
-    expect("and in the end all is free", free_before < free_now + whole);
+    expect("and in the end all is free", undefined_too() ? free_before == free_now : free_before < free_now + whole);
     return verdict(wrong == 0);
 }

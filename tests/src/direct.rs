@@ -17,7 +17,7 @@ use crate::process::{Background, Finished, run};
 /// Time limit for steps that take well under a second on an idle machine.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Has a program check also what NVIDIA's driver leaves undefined, such as the use of handles that are destroyed.
+/// Has a program also check results that NVIDIA's driver leaves undefined, such as those of calls with destroyed handles.
 const UNDEFINED: &str = "SLUICE_TEST_UNDEFINED";
 
 /// A running backend and the environment its programs need.

@@ -391,6 +391,31 @@ mod tests {
 
     // Promise: F90
     #[test]
+    fn file_of_a_directory_for_writing_can_be_for_reading_only() {
+        if !can_confine(true) {
+            return;
+        }
+        let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let path = place.path().join("file");
+        std::fs::write(&path, "contents\n").unwrap();
+        let mut list = of_shell(state.path()).list(Visible::Host).unwrap();
+        list.add(&path, Access::Read).unwrap();
+        list.add(place.path(), Access::Write).unwrap();
+        let namespaces = Namespaces::new(Root::of(&list).unwrap(), UserNamespace::Own, None);
+        let rules = landlock::rules(list.files(), false).unwrap();
+        let confined = Confined { namespaces: Some(namespaces), rules, names_threads: false };
+        let path = path.display();
+        let said = run(
+            confined,
+            None,
+            &format!("read line < {path}; echo $line; echo 1 > {path}2; echo 1 > {path}"),
+        );
+        assert!(said.starts_with("contents\n") && said.ends_with("file: Read-only file system\n"), "{said}");
+        assert_eq!(std::fs::read_to_string(format!("{path}2")).unwrap(), "1\n");
+    }
+
+    // Promise: F90
+    #[test]
     fn process_names_its_threads_only_if_its_driver_does() {
         let state = tempfile::tempdir().unwrap();
         for (namespaces, names_threads) in [(true, true), (true, false), (false, true), (false, false)] {

@@ -53,8 +53,8 @@ pub(super) struct Root {
     steps: Vec<Step>,
     /// Paths that exist in the new root.
     placed: BTreeSet<PathBuf>,
-    /// Files of the host that are bound, and directories with all their files.
-    bound: Vec<PathBuf>,
+    /// Files of the host that are bound, and directories with all their files; later ones cover earlier ones.
+    bound: Vec<(PathBuf, Access)>,
 }
 
 impl Root {
@@ -66,7 +66,13 @@ impl Root {
     /// The root with the files of a list, the directory of its own process in `/proc`, and an empty directory.
     pub(super) fn of(list: &FileList) -> io::Result<Self> {
         let mut root = Self::default();
-        list.files().try_for_each(|(path, access)| root.add(path, access))?;
+        // The mount of a directory covers those of its files that are there already.
+        let mut files: Vec<_> = list.files().collect();
+        files.sort_by_cached_key(|(path, _)| {
+            let depth = path.canonicalize().map_or(0, |file| file.components().count());
+            (!path.is_dir(), depth)
+        });
+        files.into_iter().try_for_each(|(path, access)| root.add(path, access))?;
         list.replaced().try_for_each(|(path, contents)| root.replace(path, contents))?;
         root.add_own_process(list.names_threads())?;
         root.add_empty_directory(Path::new(EMPTY))?;
@@ -76,17 +82,18 @@ impl Root {
     /// Adds a file or directory of the host at its absolute path. Symbolic links in the path exist in the new root, too.
     fn add(&mut self, path: &Path, access: Access) -> io::Result<()> {
         let file = self.follow(path)?;
-        if self.bound.iter().any(|bound| file.starts_with(bound)) {
-            return Ok(());
-        }
-        if fs::metadata(&file)?.is_dir() {
-            self.directory(&file)?;
-        } else {
-            self.steps.push(Step::File { path: c_string(&file)?, contents: Vec::new() });
-            self.placed.insert(file.clone());
+        match self.bound.iter().rfind(|(bound, _)| file.starts_with(bound)) {
+            Some((bound, granted)) if *bound == file || *granted == access => return Ok(()),
+            // It is in the bound directory, which is for another use.
+            Some(_) => {}
+            None if fs::metadata(&file)?.is_dir() => self.directory(&file)?,
+            None => {
+                self.steps.push(Step::File { path: c_string(&file)?, contents: Vec::new() });
+                self.placed.insert(file.clone());
+            }
         }
         self.bind(&file, &file, access)?;
-        self.bound.push(file);
+        self.bound.push((file, access));
         Ok(())
     }
 
@@ -141,10 +148,7 @@ impl Root {
                 continue;
             }
             let next = done.join(name);
-            if self.bound.iter().any(|bound| next.starts_with(bound)) {
-                done = next;
-                continue;
-            }
+            let is_bound = self.bound.iter().any(|(bound, _)| next.starts_with(bound));
             let metadata = fs::symlink_metadata(&next)?;
             if metadata.is_symlink() {
                 links += 1;
@@ -152,7 +156,7 @@ impl Root {
                     return Err(rustix::io::Errno::LOOP.into());
                 }
                 let target = fs::read_link(&next)?;
-                if self.placed.insert(next.clone()) {
+                if !is_bound && self.placed.insert(next.clone()) {
                     self.steps.push(Step::Link { target: c_string(&target)?, path: c_string(&next)? });
                 }
                 if target.is_absolute() {
@@ -160,7 +164,7 @@ impl Root {
                 }
                 left.extend(parts(&target));
             } else {
-                if !left.is_empty() {
+                if !is_bound && !left.is_empty() {
                     self.directory(&next)?;
                 }
                 done = next;
@@ -189,6 +193,7 @@ fn c_string(path: &Path) -> io::Result<CString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
 
     fn texts(root: &Root) -> Vec<String> {
         let text = |path: &CString| path.to_string_lossy().into_owned();
@@ -228,14 +233,65 @@ mod tests {
     }
 
     #[test]
-    fn file_of_a_bound_directory_is_not_bound_again() {
+    fn file_of_a_bound_directory_is_bound_again_for_another_use_only() {
         let place = tempfile::tempdir().unwrap();
-        fs::write(place.path().join("file"), "").unwrap();
+        let base = place.path().canonicalize().unwrap();
+        fs::create_dir(base.join("inner")).unwrap();
+        fs::write(base.join("inner/file"), "").unwrap();
         let mut root = Root::default();
-        root.add(place.path(), Access::Write).unwrap();
+        root.add(&base, Access::Write).unwrap();
         let before = root.steps().len();
-        root.add(&place.path().join("file"), Access::Read).unwrap();
+        root.add(&base.join("inner/file"), Access::Write).unwrap();
         assert_eq!(root.steps().len(), before);
+        root.add(&base.join("inner/file"), Access::Read).unwrap();
+        let (base, all) = (base.display(), texts(&root));
+        assert_eq!(all[before..], [format!("bind /.host{base}/inner/file {base}/inner/file")]);
+    }
+
+    // Promise: F90
+    #[test]
+    fn directories_are_bound_before_their_files_and_outer_ones_first() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        fs::create_dir(base.join("inner")).unwrap();
+        fs::write(base.join("inner/library"), "").unwrap();
+        let mut list = FileList::default();
+        list.add(&base.join("inner/library"), Access::Execute).unwrap();
+        list.add(&base.join("inner"), Access::Device).unwrap();
+        list.add(&base, Access::Read).unwrap();
+        let root = Root::of(&list).unwrap();
+        let binds = root.steps().iter().filter_map(|step| match step {
+            Step::Bind { path, attributes, .. } => {
+                Some((Path::new(OsStr::from_bytes(path.as_bytes())), *attributes))
+            }
+            _ => None,
+        });
+        assert_eq!(
+            binds.filter(|(path, _)| path.starts_with(&base)).collect::<Vec<_>>(),
+            [
+                (base.as_path(), attributes(Access::Read)),
+                (base.join("inner").as_path(), attributes(Access::Device)),
+                (base.join("inner/library").as_path(), attributes(Access::Execute)),
+            ]
+        );
+    }
+
+    #[test]
+    fn link_in_a_bound_directory_leads_to_a_file_elsewhere() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        fs::create_dir(base.join("bound")).unwrap();
+        fs::write(base.join("file"), "").unwrap();
+        std::os::unix::fs::symlink("../file", base.join("bound/link")).unwrap();
+        let mut root = Root::default();
+        root.add(&base.join("bound"), Access::Read).unwrap();
+        let before = root.steps().len();
+        root.add(&base.join("bound/link"), Access::Read).unwrap();
+        let (base, all) = (base.display(), texts(&root));
+        assert_eq!(
+            all[before..],
+            [format!("file {base}/file"), format!("bind /.host{base}/file {base}/file")]
+        );
     }
 
     // Promise: F90

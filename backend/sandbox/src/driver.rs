@@ -320,8 +320,9 @@ fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
 }
 
 /// The socket that `cuInit` makes, and without which it fails with 304 (seen with 580.159 on an H100): another process of the user could ask
-/// for its address space by it. Its name is an abstract one, so only processes of the same network namespace can connect; and since
-/// `accept` is on no list, no connection is answered.
+/// for its address space by it. The driver gives it an abstract name, so only processes of the same network namespace can connect. A
+/// compromised process can choose any name, because a filter cannot read the address of `bind`. Since `accept` is on no list, no
+/// connection is answered: clients wait in the queue.
 fn listening() -> Vec<Rule> {
     let why = "the socket that the driver listens on from its start";
     vec![

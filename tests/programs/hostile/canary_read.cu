@@ -1,4 +1,5 @@
-// Allocates all device memory it can get in every way, and searches it for patterns of others. Never writes to it.
+// Allocates all device memory it can get in every way, and searches it for patterns of others. Never writes to
+// that memory. The contents of arrays are copied to a buffer of its own, which is cleared before it is freed.
 // Prints `read WAY BYTES` and `took WAY MILLISECONDS` for each way, `hit WAY CELL COUNT` for each pattern, and `hits COUNT` last.
 // Usage: canary_read [kernel] [WAY]...     without a way: every way but `array`
 // The way `array` must be named: a worker clears a new array, so this search removes what the others look for.
@@ -140,7 +141,10 @@ static void drain_arrays() {
     }
     collect("array");
     for (CUarray each : all) MUST(cuArrayDestroy, each);
-    if (by_kernel) MUST(cuMemFree, buffer);
+    if (by_kernel) {
+        CHECK(cudaMemset((void *)buffer, 0, STRIP));
+        MUST(cuMemFree, buffer);
+    }
     report("array", total, result, begun);
 }
 

@@ -68,8 +68,8 @@ impl HardwareRun {
     }
 }
 
-/// The steps of a phase in several runs, each with the place of its run. The last line of a step counts, but no line of a step that a
-/// signal or the end of the time cut off, if there is another.
+/// The steps of a phase in several runs, each with the place of its run. The last line of a step counts of those that tell most: any
+/// outcome tells more than that a step was not asked, and this more than that it was cut off by a signal or the end of the time.
 pub(super) fn of_phase<'runs>(
     runs: &[&'runs HardwareRun],
     phase: &'runs str,
@@ -79,7 +79,7 @@ pub(super) fn of_phase<'runs>(
         for step in run.phase(phase) {
             match steps.iter_mut().find(|(_, known)| known.text("name") == step.text("name")) {
                 None => steps.push((place, step)),
-                Some(known) if !step.is_cut_off() || known.1.is_cut_off() => *known = (place, step),
+                Some(known) if step.weight() >= known.1.weight() => *known = (place, step),
                 Some(_) => {}
             }
         }
@@ -104,6 +104,15 @@ impl StepResult {
             "no-time" => true,
             "failed" => self.text("reason").ends_with(" ended the run"),
             _ => false,
+        }
+    }
+
+    /// The weight of the line among others of the same step.
+    fn weight(&self) -> u8 {
+        match self.outcome() {
+            "cut-off" => 0,
+            "not-asked" => 1,
+            _ => 2,
         }
     }
 
@@ -266,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn last_line_of_a_step_counts_unless_it_was_cut_off() {
+    fn last_line_of_a_step_counts_unless_it_was_cut_off_or_not_asked() {
         let step = |name: &str, outcome: &str, reason: &str| {
             format!(
                 "{{\"kind\":\"step\",\"phase\":\"p\",\"name\":\"{name}\",\"outcome\":\"{outcome}\",\"reason\":\"{reason}\"}}\n"
@@ -278,13 +287,21 @@ mod tests {
             [step("a", "failed", cut), step("b", "answered", ""), step("c", "no-time", "over")].concat();
         let second =
             [step("a", "answered", ""), step("b", "failed", cut), step("d", "failed", "broken")].concat();
-        let runs = parsed(&[header.clone(), first, header, second].concat());
+        let third = ["a", "c", "d", "e"].map(|name| step(name, "not-asked", "no torch")).concat();
+        let fourth = [step("d", "answered", ""), step("e", "no-time", "over")].concat();
+        let runs = parsed(&[first, second, third, fourth].map(|run| header.clone() + &run).concat());
         let steps = of_phase(&runs.iter().collect::<Vec<_>>(), "p");
         let shown: Vec<_> =
             steps.iter().map(|(run, step)| (*run, step.text("name"), step.outcome())).collect();
         assert_eq!(
             shown,
-            [(1, "a", "answered"), (0, "b", "answered"), (0, "c", "cut-off"), (1, "d", "failed")]
+            [
+                (1, "a", "answered"),
+                (0, "b", "answered"),
+                (2, "c", "not-asked"),
+                (3, "d", "answered"),
+                (2, "e", "not-asked")
+            ]
         );
     }
 
