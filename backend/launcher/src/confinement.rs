@@ -247,6 +247,13 @@ mod tests {
         run(confined, user, script)
     }
 
+    /// Confinement to a list in namespaces.
+    fn confined_to(list: &FileList) -> Confined {
+        let namespaces = Namespaces::new(Root::of(list).unwrap(), UserNamespace::Own, None);
+        let rules = landlock::rules(list.files(), false).unwrap();
+        Confined { namespaces: Some(namespaces), rules, names_threads: false }
+    }
+
     fn run(confined: Confined, user: Option<u32>, script: &str) -> String {
         let mut command = Command::new("/bin/sh");
         command.env_clear().args(["-c", script]);
@@ -380,9 +387,7 @@ mod tests {
         list.add(place.path(), Access::Read).unwrap();
         list.replace_present(&path, |text| text.replace('1', "0")).unwrap();
         list.replace_present(&place.path().join("missing"), |_| String::new()).unwrap();
-        let namespaces = Namespaces::new(Root::of(&list).unwrap(), UserNamespace::Own, None);
-        let rules = landlock::rules(list.files(), false).unwrap();
-        let confined = Confined { namespaces: Some(namespaces), rules, names_threads: false };
+        let confined = confined_to(&list);
         let script = format!("read line < {path}; echo $line; echo 1 > {path}", path = path.display());
         let said = run(confined, None, &script);
         assert!(said.starts_with("Modify: 0\n") && said.contains("cannot create"), "{said}");
@@ -401,9 +406,7 @@ mod tests {
         let mut list = of_shell(state.path()).list(Visible::Host).unwrap();
         list.add(&path, Access::Read).unwrap();
         list.add(place.path(), Access::Write).unwrap();
-        let namespaces = Namespaces::new(Root::of(&list).unwrap(), UserNamespace::Own, None);
-        let rules = landlock::rules(list.files(), false).unwrap();
-        let confined = Confined { namespaces: Some(namespaces), rules, names_threads: false };
+        let confined = confined_to(&list);
         let path = path.display();
         let said = run(
             confined,

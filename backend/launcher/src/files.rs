@@ -1,7 +1,7 @@
 //! The files that a confined process finds in its root: the lists, as data.
 
 use std::{
-    ffi::OsString,
+    ffi::{CStr, OsString},
     io::{self, Read as _},
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
@@ -29,7 +29,7 @@ pub(super) const EMPTY: &str = "/var/empty";
 
 /// The files of a process's threads, with the name of each. `cuInit` names a thread by its file, and fails with 304 if it cannot (seen with
 /// 580.159 on an H100).
-pub(super) const OWN_THREADS: &str = "/proc/self/task";
+pub(super) const OWN_THREADS: &CStr = c"/proc/self/task";
 
 /// Files about the host and its processors that the C library and drivers read; a missing one is left out.
 const HOST: [&str; 12] = [

@@ -14,13 +14,10 @@ use rustix::{
     fs::{Mode, OFlags},
 };
 
-use super::files::Access;
+use super::files::{Access, OWN_THREADS};
 
 /// The newest version with which these rules were tested. A kernel with an older one enforces what it has.
 const VERSION: ABI = ABI::V6;
-
-/// [`super::files::OWN_THREADS`] for system calls.
-const OWN_THREADS: &CStr = c"/proc/self/task";
 
 fn rights(access: Access) -> BitFlags<AccessFs> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeSet,
-    ffi::{CString, OsString},
+    ffi::{CString, OsStr, OsString},
     fs, io,
     os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
@@ -111,7 +111,7 @@ impl Root {
         self.directory(Path::new("/proc"))?;
         self.directory(path)?;
         self.bind(path, path, Access::Read)?;
-        let threads = Path::new(OWN_THREADS);
+        let threads = Path::new(OsStr::from_bytes(OWN_THREADS.to_bytes()));
         if names_threads { self.bind(threads, threads, Access::Write) } else { Ok(()) }
     }
 
@@ -193,7 +193,6 @@ fn c_string(path: &Path) -> io::Result<CString> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ffi::OsStr;
 
     fn texts(root: &Root) -> Vec<String> {
         let text = |path: &CString| path.to_string_lossy().into_owned();
