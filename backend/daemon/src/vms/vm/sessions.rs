@@ -289,7 +289,7 @@ impl Vm {
             return Err("the VM was fenced meanwhile".to_owned());
         }
         device_process.begin(serial);
-        match self.take_warm() {
+        match self.take_warm().await {
             Some(warm) => Ok(warm),
             None => self.launch_worker(session).await,
         }

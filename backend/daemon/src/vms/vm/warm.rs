@@ -36,6 +36,8 @@ pub(super) struct WarmPlace {
     /// The number of dismissals, by which a worker that is being started notices one.
     dismissals: Cell<u64>,
     changed: Notify,
+    /// The end of a start, for sessions that wait for it.
+    started: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -109,10 +111,19 @@ impl Vm {
             }
         };
         self.warm.state.replace(next);
+        self.warm.started.notify_waiters();
     }
 
-    /// Takes the warm worker for a session. The caller calls [`Self::want_warm`] once the session has it.
-    pub(super) fn take_warm(&self) -> Option<Started> {
+    /// Takes the warm worker for a session. A worker that is being started is waited for, because it is there sooner than one whose
+    /// start has not begun. The caller calls [`Self::want_warm`] once the session has it.
+    pub(super) async fn take_warm(&self) -> Option<Started> {
+        loop {
+            let started = self.warm.started.notified();
+            if !matches!(*self.warm.state.borrow(), WarmState::Starting) {
+                break;
+            }
+            started.await;
+        }
         let mut state = self.warm.state.borrow_mut();
         match std::mem::take(&mut *state) {
             WarmState::Ready(started, visible) if visible == self.visible() && !started.process.is_gone() => {
