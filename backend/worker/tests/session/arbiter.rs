@@ -11,6 +11,7 @@ use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
 };
 use sluice_driver::Driver;
+use sluice_kit::wait::{TIMEOUT, eventually, readable};
 use sluice_messages::{
     control::{self, BYTES},
     custody::{CustodyAnswer, CustodyRequest, UNIT, page, report},
@@ -26,6 +27,7 @@ use std::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 static NULL_DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| loaded(&null_driver()));
@@ -126,37 +128,44 @@ impl FakeArbiter {
         FakeArbiter { books: Arc::new(Mutex::new(books)) }
     }
 
+    /// The books once they contain all that the workers have sent: some messages have no answer that a test could wait for.
+    fn current(&self) -> MutexGuard<'_, Books> {
+        let is_unread = |tenant: &Arc<Tenant>| readable(&tenant.socket, Duration::ZERO);
+        eventually("every message is read", || !lock(&self.books).tenants.iter().any(is_unread));
+        lock(&self.books)
+    }
+
     /// Bytes of all chunks lent.
     pub(crate) fn lent(&self) -> u64 {
-        lock(&self.books).chunks.values().map(|(bytes, _)| bytes).sum()
+        self.current().chunks.values().map(|(bytes, _)| bytes).sum()
     }
 
     /// Bytes that workers reported as pinned.
     pub(crate) fn pinned(&self) -> u64 {
-        lock(&self.books).pinned
+        self.current().pinned
     }
 
     /// The reasons of all grants, and the number of open ones.
     pub(crate) fn grants(&self) -> (Vec<u32>, u32) {
-        let books = lock(&self.books);
+        let books = self.current();
         (books.grown.iter().map(|(reason, _)| *reason).collect(), books.growing)
     }
 
     /// The number of `Shrunk` messages.
     pub(crate) fn shrunk(&self) -> usize {
-        lock(&self.books).shrunk.len()
+        self.current().shrunk.len()
     }
 
     /// Bytes of all grants that workers have not reported as given back.
     pub(crate) fn granted_now(&self) -> u64 {
-        let books = lock(&self.books);
+        let books = self.current();
         let granted: u64 = books.grown.iter().map(|(_, bytes)| bytes).sum();
         granted - books.shrunk.iter().sum::<u64>()
     }
 
     /// Bytes of the last grant.
     pub(crate) fn last_grant(&self) -> u64 {
-        lock(&self.books).grown.last().map_or(0, |(_, bytes)| *bytes)
+        self.current().grown.last().map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Recalls memory from every worker.
@@ -223,10 +232,13 @@ impl FakeArbiter {
 
     fn serve(&self, tenant: &Arc<Tenant>) {
         let mut buffer = [0; BYTES];
-        while let Ok(Some((bytes, descriptors))) = socket::receive(&tenant.socket, &mut buffer) {
+        loop {
+            while !readable(&tenant.socket, TIMEOUT) {}
+            // A message leaves the socket under the lock, so that it is always either there or in the books.
+            let mut books = lock(&self.books);
+            let Ok(Some((bytes, descriptors))) = socket::receive(&tenant.socket, &mut buffer) else { break };
             assert!(descriptors.is_empty());
             let request = CustodyRequest::decode(bytes).expect("a request");
-            let mut books = lock(&self.books);
             let answers = books.take_in(tenant, request);
             publish(&books);
             let driver = Arc::clone(&books.driver);
