@@ -28,8 +28,9 @@ fn permit_stays_with_its_last_user_until_another_worker_waits() {
     eventually("a permit for the waiting worker", || is_open(&one));
     one.ask("flies 5 5");
     one.ask("waits 0");
+    eventually("it is alone and quiet", || one.ask("permit") == "20000");
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(one.ask("permit"), "20000", "alone and quiet");
+    assert_eq!(one.ask("permit"), "20000", "it keeps the permit");
     assert!(!is_open(&other));
     let asked = Instant::now();
     other.ask("waits 1");
@@ -68,7 +69,7 @@ fn endless_work_kills_its_worker_only_if_the_vm_has_a_hang_timeout() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
-    host.send(shares(2, TimeShare { hang: 300, ..TimeShare::default() }), &[]);
+    host.send(shares(2, TimeShare { hang: 3_000, ..TimeShare::default() }), &[]);
     let (patient, strict) = (host.worker(1), host.worker(2));
     for worker in [&patient, &strict] {
         worker.ask("waits 1");
@@ -76,11 +77,7 @@ fn endless_work_kills_its_worker_only_if_the_vm_has_a_hang_timeout() {
     }
     std::thread::sleep(Duration::from_millis(100));
     assert!(!host.saw(ArbiterEvent::Hung));
-    let begun = Instant::now();
-    while !host.saw(ArbiterEvent::Hung) {
-        assert!(begun.elapsed() < Duration::from_secs(10), "the worker is not ended");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    eventually("the worker is ended", || host.saw(ArbiterEvent::Hung));
     eventually("its process is gone", || !crate::host::lives(strict.process()));
     assert_eq!(patient.ask("serial"), patient.ask("serial"), "the other one lives");
     host.assert_sound();
@@ -102,8 +99,11 @@ fn cap_closes_the_permit_of_the_only_worker() {
         // The waiting work is gone at the end of each turn, and comes back, as with a worker that works.
         std::thread::sleep(Duration::from_micros(200));
     }
-    println!("open in {open} of {looks} looks, {} ms charged", host.used(1) / 1_000_000);
-    assert!(host.used(1) <= 300_000_000, "{} ns", host.used(1));
+    let used = Duration::from_nanos(host.used(1));
+    println!("open in {open} of {looks} looks, {used:?} charged");
+    // A fifth of the time, which is longer on a busy machine, and a tenth of a second ahead.
+    let most = begun.elapsed() / 5 + Duration::from_millis(100);
+    assert!(used <= most, "{used:?} of {most:?}");
     assert!(open * 2 < looks, "{open} of {looks}");
     host.assert_sound();
 }
@@ -146,14 +146,14 @@ fn held_work_is_not_charged_until_it_runs() {
     eventually("the permit moves", || is_open(&other) && !is_open(&held));
     other.ask("flies 1 0");
     let before = [host.used(1), host.used(2)];
-    std::thread::sleep(Duration::from_millis(100));
-    let used = [host.used(1) - before[0], host.used(2) - before[1]];
-    assert!(used[0] == 0 && used[1] >= 90_000_000, "{used:?}");
+    eventually("the other one is charged", || host.used(2) >= before[1] + 90_000_000);
+    assert_eq!(host.used(1), before[0], "nothing of it runs");
     // The wait is over: without a permit, but observed.
     held.ask("frees 1");
-    std::thread::sleep(Duration::from_millis(100));
-    let more = [host.used(1) - before[0] - used[0], host.used(2) - before[1] - used[1]];
-    assert!(more[0] > 30_000_000 && more[1] > 30_000_000, "{more:?}");
+    let other = host.used(2);
+    eventually("both are charged", || {
+        host.used(1) > before[0] + 30_000_000 && host.used(2) > other + 30_000_000
+    });
     host.assert_sound();
 }
 
