@@ -160,6 +160,7 @@ fn take_beside_512_busy_workers_of_another_vm_waits_for_one_turn() {
     let mut neighbour = Played::join(&host, 2, &process);
     let busy = AtomicUsize::new(0);
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    let best = |rounds: &[Duration]| rounds.iter().copied().min().unwrap();
     let answers = thread::scope(|scope| {
         let crowd = scope.spawn(|| keep_busy(&mut crowd, &busy));
         let ends = Ends(&busy);
@@ -183,7 +184,8 @@ fn take_beside_512_busy_workers_of_another_vm_waits_for_one_turn() {
         drop(ends);
         crowd.join().unwrap()
     });
-    let (alone, beside) = (median(&alone), median(&beside));
+    // Of the best round: other load delays a take as well, but a take that waited for all of the crowd would be late in every round.
+    let (alone, beside) = (best(&alone), best(&beside));
     let ratio = beside.as_secs_f64() / (alone + TURN).as_secs_f64();
     println!(
         "a take beside one busy worker: {alone:?}; beside {CROWD}: {beside:?}; ratio to that and a turn {ratio:.2}; the crowd had {answers} answers"
