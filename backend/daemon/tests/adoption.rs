@@ -320,11 +320,13 @@ fn daemon_that_uses_a_launchers_service_does_not_follow_one_that_started_its_own
     let said = refused(&place, &service).expect("refused");
     assert!(said.contains("sluiced itself has started the launcher"), "{said}");
     // A record of processes that have ended keeps no daemon from its start.
-    for process in place.processes() {
-        signal(&watch(process).expect("a process"), Signal::KILL);
-    }
+    // Some end with the launcher. One that is ending has no command line any more, by which a place finds its processes.
+    let processes: Vec<OwnedFd> = place.processes().into_iter().filter_map(watch).collect();
+    processes.iter().for_each(|process| signal(process, Signal::KILL));
+    processes.iter().for_each(wait_gone);
     place.wait_empty();
-    assert_eq!(refused(&place, &service), None);
+    // They exist until they are reaped.
+    assert_eq!(until(|| refused(&place, &service), Option::is_none), None);
 }
 
 // Promise: F74

@@ -16,7 +16,7 @@ use sluice_api::{
     v1::{Placement, VmRequest},
 };
 use sluice_kit::{
-    processes::{Started, wait_gone, watch},
+    processes::Started,
     wait::{TIMEOUT, until},
 };
 use tempfile::TempDir;
@@ -191,13 +191,8 @@ impl Place {
     /// As [`Self::wait_empty`], except for one process.
     pub(crate) fn wait_empty_but(&self, but: Option<u32>) {
         let others = || self.processes().into_iter().filter(|pid| Some(*pid) != but).collect::<Vec<_>>();
-        for pid in others() {
-            // The process may end before it can be watched.
-            if let Some(process) = watch(pid) {
-                wait_gone(&process);
-            }
-        }
-        assert_eq!(others(), [] as [u32; 0], "processes were left");
+        let left = until(others, Vec::is_empty);
+        assert_eq!(left, [] as [u32; 0], "processes were left");
     }
 }
 
@@ -391,7 +386,12 @@ pub(crate) fn is_made_ahead(process: u32) -> bool {
 pub(crate) fn children(pid: u32) -> Vec<u32> {
     let mut children = Vec::new();
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process").flatten() {
-        let list = std::fs::read_to_string(thread.path().join("children")).expect("children");
+        let list = match std::fs::read_to_string(thread.path().join("children")) {
+            Ok(list) => list,
+            // The thread has ended meanwhile.
+            Err(_) if !thread.path().exists() => continue,
+            Err(error) => panic!("{thread:?}: {error}"),
+        };
         children.extend(list.split_whitespace().map(|pid| pid.parse::<u32>().expect("a pid")));
     }
     children
