@@ -55,7 +55,9 @@ fn metrics_match_the_api_and_follow_the_conventions() {
     let vm = place.api("PUT", "/v1/vms/web-1", Some(&wanted)).body;
     let labels = r#"{vm="web-1",organisation="",project=""}"#;
     let socket = place.run().join("api.sock");
-    let text = scrape(&socket);
+    // The VM may run before the arbiter of its unit has reported.
+    let lending = r#"sluice_unit_state{unit="0",state="lending"}"#;
+    let text = until(|| scrape(&socket), |text| value(text, lending) == Some(1.0));
     let of_vm = |text: &str, name: &str| value(text, &format!("{name}{labels}"));
     assert_eq!(of_vm(&text, "sluice_vm_memory_limit_bytes"), Some(f64::from(64 << 20)), "{text}");
     assert_eq!(of_vm(&text, "sluice_vm_gpu_guarantee_ratio"), Some(0.25));
@@ -63,7 +65,7 @@ fn metrics_match_the_api_and_follow_the_conventions() {
     assert_eq!(of_vm(&text, "sluice_vm_sessions"), Some(0.0));
     assert_eq!(value(&text, "sluice_ready"), Some(1.0));
     assert_eq!(value(&text, "sluice_inventory_up"), Some(1.0));
-    assert_eq!(value(&text, r#"sluice_unit_state{unit="0",state="lending"}"#), Some(1.0));
+    assert_eq!(value(&text, lending), Some(1.0), "{text}");
     assert_eq!(value(&text, r#"sluice_unit_vms{unit="0"}"#), Some(1.0));
     assert_eq!(value(&text, r#"sluice_vms{state="running"}"#), Some(1.0));
     assert_eq!(

@@ -307,7 +307,8 @@ fn gpu_without_figures_is_shared_within_one_organisation() {
         assert_eq!(place.tell("unit-0", "figures 0"), "said");
     }
     assert_eq!(until(figures, |figures| *figures == false), false);
-    assert_eq!(events().matches("figures-missing").count(), 1, "{}", events());
+    let events = until(events, |events| events.contains("figures-missing"));
+    assert_eq!(events.matches("figures-missing").count(), 1, "{events}");
     for restarted in [false, true] {
         if restarted {
             daemon.kill();
@@ -391,10 +392,13 @@ fn unit_whose_kernels_reach_host_memory_serves_one_vm_unless_configured() {
 
         let daemon = start("");
         assert_eq!(put(&place, "a", &small).status, 201);
-        assert_eq!(place.unit(0)["host_memory_access"], shown);
+        // The first VM does not wait for the report of its unit.
+        let access = || place.unit(0)["host_memory_access"].clone();
+        assert_eq!(until(access, |access| access == shown), shown);
         is_refused("b");
         assert_eq!((fits(), rooms()), (false.into(), json!([])));
-        assert_eq!(events().matches("host-memory-reachable").count(), 1, "{}", events());
+        let events = until(events, |events| events.contains("host-memory-reachable"));
+        assert_eq!(events.matches("host-memory-reachable").count(), 1, "{events}");
         let before = arbiter();
 
         // The next daemon knows it from the record of the arbiter that it adopts.
