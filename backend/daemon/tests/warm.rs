@@ -59,6 +59,41 @@ fn session_gets_the_worker_that_waits_for_it() {
     assert_eq!(pid_of(&front.open(2)), next[0]);
 }
 
+/// Ticks from the start of the host to that of a process.
+fn start_of(process: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("a process");
+    let fields = stat.rsplit_once(')').expect("a name").1;
+    fields.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).expect("a start")
+}
+
+// Promise: P61
+#[test]
+fn session_waits_for_the_worker_that_is_being_started() {
+    let place = Place::new();
+    let daemon = builder(&place).supervised();
+    place.make_direct([1]);
+    let first = wait_for(&daemon, 1)[0];
+    let name = || std::fs::read_to_string(format!("/proc/{first}/comm")).unwrap_or_default();
+    assert_eq!(until(name, |name| name == "is-set-up\n"), "is-set-up\n");
+    let mut front = place.front(1);
+    let launcher = watch(daemon.launcher()).expect("a process");
+    signal(&launcher, Signal::STOP);
+    // This session takes the worker that waits; the start of the next one cannot end.
+    assert_eq!(pid_of(&front.open(1)), first);
+    // Time for that start to begin. If it comes later, the next session is first, and gets the worker that is started first, too.
+    sleep(Duration::from_millis(100));
+    front.send("open 2");
+    // The daemon gets this message after the one before.
+    assert_eq!(front.ask("close 1"), "closed 1");
+    signal(&launcher, Signal::CONT);
+    let answer = front.hear();
+    let text = answer.strip_prefix("worker 2 ").unwrap_or_else(|| panic!("no worker: {answer}"));
+    let second = pid_of(&serde_json::from_str(text).expect("JSON"));
+    let both = until(|| workers(&daemon), |found| found.len() == 2 && found.contains(&second));
+    let next = both.into_iter().find(|process| *process != second).expect("another worker waits");
+    assert!(start_of(second) < start_of(next), "the session got a worker that was started later");
+}
+
 // Promise: P61
 #[test]
 fn warm_worker_ends_with_a_fence_and_with_its_vm() {

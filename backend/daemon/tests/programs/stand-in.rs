@@ -155,6 +155,8 @@ fn worker(arguments: &[String], program: &Path) -> Result<()> {
     let Some((bytes, descriptors)) = socket::receive(&control, &mut buffer)? else { return Ok(()) };
     ensure!(descriptors.is_empty(), "the set-up has descriptors");
     let setup: WorkerSetup = codec::decode(bytes)?;
+    // Shows that the launcher has reported this process to the daemon.
+    rustix::thread::set_name(c"is-set-up")?;
     let hostile = std::fs::read_to_string(program.with_file_name("hostile")).unwrap_or_default();
     if hostile.trim().parse() == Ok(setup.vm) {
         attack()?;
