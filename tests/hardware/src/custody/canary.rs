@@ -2,6 +2,7 @@
 //! all memory that it can get, in every way, and searches it for the patterns.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
@@ -254,14 +255,48 @@ fn note_search(step: &Step, search: &Search) -> Answer {
     step.note("search_milliseconds", &search.milliseconds)
 }
 
+/// The parts of a step. The one that runs is noted at its begin, so that a step that is cut off says where it was.
+struct Parts<'a> {
+    step: &'a Step,
+    running: Option<(&'static str, Instant)>,
+    /// Milliseconds of the parts that have ended, in their order.
+    ended: Vec<(&'static str, u128)>,
+}
+
+impl<'a> Parts<'a> {
+    fn new(step: &'a Step) -> Self {
+        Self { step, running: None, ended: Vec::new() }
+    }
+
+    /// Ends the part that runs, and begins the next.
+    fn begin(&mut self, part: &'static str) -> Answer {
+        self.end()?;
+        self.running = Some((part, Instant::now()));
+        self.step.note("part", part)
+    }
+
+    fn end(&mut self) -> Answer {
+        let Some((part, begun)) = self.running.take() else { return Ok(()) };
+        self.ended.push((part, begun.elapsed().as_millis()));
+        self.step.note("part", "none")?;
+        self.step.note("part_milliseconds", &self.ended)
+    }
+}
+
 /// Without scrubbing, the same search finds the patterns.
 fn control(step: &Step) -> Answer {
+    let mut parts = Parts::new(step);
+    parts.begin("start")?;
     let host = Host::start_with(step, &[vm(), vm()], &[("SLUICE_UNSAFE_NO_SCRUB", "1")], "")?;
     let word = End::KillProgram.word();
+    parts.begin("write")?;
     let mut writers = write(&host, Some(FIRST), word)?;
     step.note("refused", &writers.refused)?;
+    parts.begin("kill")?;
     kill_all(&mut writers)?;
+    parts.begin("search")?;
     let mut found = search_all(step, &host, &[])?;
+    note_search(step, &found)?;
     let missed = |found: &Search| -> Vec<&str> {
         let offered = KINDS.into_iter().filter(|kind| !writers.refused.contains(kind));
         offered.filter(|kind| !found.hits.contains_key(*kind)).collect()
@@ -269,11 +304,14 @@ fn control(step: &Step) -> Answer {
     let again = missed(&found);
     if !again.is_empty() {
         // Contexts that start meanwhile may take the memory of a pattern, and the searcher's own is one: so each has a second try.
+        parts.begin("write again")?;
         kill_all(&mut write_kinds(&host, Some(FIRST), word, &again)?)?;
+        parts.begin("search again")?;
         found.add(search_all(step, &host, &WAYS)?);
     }
     if !by_kernel(step) {
         // A rehearsal tries the other form of the search as well.
+        parts.begin("search by a kernel")?;
         let other = search_by(true, &host, Some(SECOND), &["linear"])?;
         if found.hits.contains_key("large") && !other.hits.contains_key("large") {
             return Err(void("the kernel that searches did not find a pattern that a copy has"));
@@ -286,15 +324,21 @@ fn control(step: &Step) -> Answer {
     if let Some(kind) = CHUNKS.iter().find(|kind| !found.hits.contains_key(**kind)) {
         return Err(void(format!("without scrubbing, the search did not find the pattern of {kind}")));
     }
+    parts.begin("stop")?;
     host.stop()?;
+    parts.end()?;
     held(step)
 }
 
 /// All kinds with one end.
 fn cells(step: &Step, end: End) -> Answer {
+    let mut parts = Parts::new(step);
+    parts.begin("start")?;
     let host = Host::start(step, &[vm(), vm()])?;
+    parts.begin("write")?;
     let mut writers = write(&host, Some(FIRST), end.word())?;
     step.note("refused", &writers.refused)?;
+    parts.begin("search beside the writers")?;
     // While the writers live; those that exited have ended already. Remnants in multiprocessors between VMs that take turns are not
     // custody's, so this search has no kernel that looks for them.
     let mut found = match end {
@@ -304,6 +348,7 @@ fn cells(step: &Step, end: End) -> Answer {
             search(step, &host, Some(SECOND), &["linear"])?
         }
     };
+    parts.begin("end of the writers")?;
     match end {
         End::Free | End::Fault => {}
         End::Exit => writers.programs.iter_mut().try_for_each(|program| program.end().map(drop))?,
@@ -323,6 +368,7 @@ fn cells(step: &Step, end: End) -> Answer {
         End::Removal => host.delete(FIRST)?,
     }
     if matches!(end, End::Free | End::Fault) {
+        parts.begin("search of what they freed")?;
         // The programs live on, so the arbiter may not have all memory back.
         found.add(search(step, &host, Some(SECOND), &WAYS)?);
     }
@@ -334,7 +380,9 @@ fn cells(step: &Step, end: End) -> Answer {
         End::KillProgram => WAYS.into_iter().chain(OTHER_WAYS).collect(),
         _ => WAYS.to_vec(),
     };
+    parts.begin("search")?;
     found.add(search_all(step, &host, &ways)?);
+    parts.begin("search of arrays")?;
     // Last, because a new array is cleared, and with it what the others look for.
     found.add(search(step, &host, Some(SECOND), &["array"])?);
     step.note("hits", &found.hits)?;
@@ -342,7 +390,9 @@ fn cells(step: &Step, end: End) -> Answer {
     if !found.hits.is_empty() {
         return Err(broken(format!("another VM found {}", json!(found.hits))));
     }
+    parts.begin("stop")?;
     host.stop()?;
+    parts.end()?;
     held(step)
 }
 
