@@ -3,6 +3,7 @@
 //! The functions of the C API make them before they post work, and [`crate::graphs`] makes them before work becomes a node.
 
 use crate::{
+    arguments::given,
     error::{Error, Result},
     host_memory::HostCopy,
     images::IMAGES,
@@ -155,7 +156,7 @@ impl ArrayCopyShape {
             if side.level != 0 {
                 return Err(Error::INVALID_VALUE);
             }
-            let of = IMAGES.array(side.array)?;
+            let of = IMAGES.array(given(side.array)?)?;
             let region = of.shape.region([side.x, side.y, side.z], extent);
             let region = region.map_err(|refused| Error(refused as u32))?;
             // It lies in the array, whose extents fit 32 bits.
@@ -337,7 +338,11 @@ impl LaunchShape {
             return Err(Error::INVALID_VALUE);
         }
         if threads > u64::from(function.bytes(attribute::MAX_THREADS_PER_BLOCK)) {
-            return Err(Error::LAUNCH_OUT_OF_RESOURCES);
+            // The driver tells a function with too many registers from one that is bounded.
+            let registers = threads * u64::from(function.bytes(attribute::NUM_REGS));
+            let has_registers =
+                registers <= u64::from(device.bound(device_attribute::MAX_REGISTERS_PER_BLOCK));
+            return Err(if has_registers { Error::INVALID_VALUE } else { Error::LAUNCH_OUT_OF_RESOURCES });
         }
         let most_shared = function
             .bytes(attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES)

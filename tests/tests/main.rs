@@ -30,6 +30,7 @@ mod mutants;
 // Runs: alone, in VMs
 mod newcomer;
 mod packages;
+mod refusals;
 mod runtimes;
 mod succession;
 mod time;

@@ -49,6 +49,8 @@ pub trait Hooks: Sync {
     fn driver_version(&self) -> u32;
     /// Called each time a requested table is refused; a log should name each table once.
     fn refused(&self, uuid: [u8; 16]);
+    /// Called for each call of an unsupported slot of a supported table; a log should name each slot once.
+    fn unsupported(&self, uuid: [u8; 16], slot: usize);
     /// Returns the functions for a management library of the same system; `None` if there are none.
     fn monitor(&self) -> Option<&dyn Monitor> {
         None
@@ -207,6 +209,11 @@ pub const NVRTC_CACHE: [u8; 16] = id(0xda9151d3_3ae6_cc41_a5c0_4f26d533e328);
 /// Refused: profilers then run without events of the GPU.
 pub const PROFILER_TOOLS: [u8; 16] = id(0x2c8e0ad8_0710_ab4e_90dd_54719fe5f74b);
 
+/// Converts an id to its written form.
+const fn number(id: [u8; 16]) -> u128 {
+    u128::from_be_bytes(id)
+}
+
 /// Converts an id from its written form to bytes.
 const fn id(written: u128) -> [u8; 16] {
     written.to_be_bytes()
@@ -223,14 +230,20 @@ unsafe impl<const SLOTS: usize> Sync for FunctionTable<SLOTS> {}
 
 impl<const SLOTS: usize> FunctionTable<SLOTS> {
     /// Creates a table with its size in slot 0 and the given functions in their slots.
-    const fn new(functions: &[(usize, *const c_void)]) -> Self {
-        let mut table = Self::without_size(functions);
+    const fn new<const TABLE: u128>(functions: &[(usize, *const c_void)]) -> Self {
+        let mut table = Self::without_size::<TABLE>(functions);
         table.0[0] = ptr::without_provenance(size_of::<Self>());
         table
     }
 
-    const fn without_size(functions: &[(usize, *const c_void)]) -> Self {
-        let mut slots = [not_supported as *const c_void; SLOTS];
+    const fn without_size<const TABLE: u128>(functions: &[(usize, *const c_void)]) -> Self {
+        let unsupported = unsupported_slots::<TABLE>();
+        let mut slots = [ptr::null(); SLOTS];
+        let mut i = 0;
+        while i < SLOTS {
+            slots[i] = unsupported[i];
+            i += 1;
+        }
         let mut i = 0;
         while i < functions.len() {
             slots[functions[i].0] = functions[i].1;
@@ -244,30 +257,37 @@ impl<const SLOTS: usize> FunctionTable<SLOTS> {
     }
 }
 
-static CUDART_INTERFACE_TABLE: FunctionTable<13> = FunctionTable::new(&[
+static CUDART_INTERFACE_TABLE: FunctionTable<13> = FunctionTable::new::<{ number(CUDART_INTERFACE) }>(&[
     (2, primary_context as *const c_void),
     (6, load_module as *const c_void),
     (12, runtime_started as *const c_void),
 ]);
-static RUNTIME_CALLBACKS_TABLE: FunctionTable<7> =
-    FunctionTable::new(&[(2, callback_buffer as *const c_void), (6, small_callback_buffer as *const c_void)]);
-static TOOLS_TLS_TABLE: FunctionTable<4> = FunctionTable::new(&[(2, current_context as *const c_void)]);
-static CONTEXT_STORAGE_TABLE: FunctionTable<4> = FunctionTable::without_size(&[
-    (0, storage_put as *const c_void),
-    (1, storage_delete as *const c_void),
-    (2, storage_get as *const c_void),
+static RUNTIME_CALLBACKS_TABLE: FunctionTable<7> = FunctionTable::new::<{ number(RUNTIME_CALLBACKS) }>(&[
+    (2, callback_buffer as *const c_void),
+    (6, small_callback_buffer as *const c_void),
 ]);
+static TOOLS_TLS_TABLE: FunctionTable<4> =
+    FunctionTable::new::<{ number(TOOLS_TLS) }>(&[(2, current_context as *const c_void)]);
+static CONTEXT_STORAGE_TABLE: FunctionTable<4> =
+    FunctionTable::without_size::<{ number(CONTEXT_STORAGE) }>(&[
+        (0, storage_put as *const c_void),
+        (1, storage_delete as *const c_void),
+        (2, storage_get as *const c_void),
+    ]);
 #[cfg(feature = "cudart-handshake")]
 static HANDSHAKE_TABLE: FunctionTable<3> =
-    FunctionTable::new(&[(HANDSHAKE_SLOT, handshake as *const c_void)]);
-static CONTEXT_CHECKS_TABLE: FunctionTable<15> =
-    FunctionTable::new(&[(2, check_context as *const c_void), (3, check_driver as *const c_void)]);
-static TOOLS_CONTEXT_TABLE: FunctionTable<95> = FunctionTable::new(&[(4, context_id as *const c_void)]);
-static CUBLAS_TABLE: FunctionTable<64> = FunctionTable::new(&[]);
-static CUPTI_TABLE: FunctionTable<64> = FunctionTable::new(&[]);
+    FunctionTable::new::<{ number(HANDSHAKE) }>(&[(HANDSHAKE_SLOT, handshake as *const c_void)]);
+static CONTEXT_CHECKS_TABLE: FunctionTable<15> = FunctionTable::new::<{ number(CONTEXT_CHECKS) }>(&[
+    (2, check_context as *const c_void),
+    (3, check_driver as *const c_void),
+]);
+static TOOLS_CONTEXT_TABLE: FunctionTable<95> =
+    FunctionTable::new::<{ number(TOOLS_CONTEXT) }>(&[(4, context_id as *const c_void)]);
+static CUBLAS_TABLE: FunctionTable<64> = FunctionTable::new::<{ number(CUBLAS) }>(&[]);
+static CUPTI_TABLE: FunctionTable<64> = FunctionTable::new::<{ number(CUPTI) }>(&[]);
 static MODULE_FUNCTIONS_TABLE: FunctionTable<64> =
-    FunctionTable::new(&[(7, module_functions as *const c_void)]);
-static MONITOR_TABLE: FunctionTable<7> = FunctionTable::new(&[
+    FunctionTable::new::<{ number(MODULE_FUNCTIONS) }>(&[(7, module_functions as *const c_void)]);
+static MONITOR_TABLE: FunctionTable<7> = FunctionTable::new::<{ number(MONITOR) }>(&[
     (1, monitor_devices as *const c_void),
     (2, monitor_device as *const c_void),
     (3, monitor_memory as *const c_void),
@@ -310,9 +330,31 @@ impl From<u32> for Error {
     }
 }
 
-/// The function of every unsupported slot. It reads no argument.
-extern "C" fn not_supported() -> u32 {
-    Error::NOT_SUPPORTED.0
+/// The function of an unsupported slot. It reads no argument.
+extern "C" fn unsupported<const TABLE: u128, const SLOT: usize>() -> u32 {
+    let report = || {
+        if let Some(hooks) = HOOKS.get() {
+            hooks.unsupported(id(TABLE), SLOT);
+        }
+        Err(Error::NOT_SUPPORTED)
+    };
+    enter(report, || ())
+}
+
+/// Slots of the longest table.
+const MOST_SLOTS: usize = 95;
+
+/// The functions of a table without any supported slot. Each has its own, which knows its table and slot.
+const fn unsupported_slots<const TABLE: u128>() -> [*const c_void; MOST_SLOTS] {
+    macro_rules! list {
+        ($($slot:literal)*) => { [$(unsupported::<TABLE, $slot> as *const c_void),*] };
+    }
+    list!(
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23
+        24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47
+        48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71
+        72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94
+    )
 }
 
 /// Runs the body of a slot with the hooks, unless they are missing or the driver must not be used.

@@ -25,6 +25,7 @@ thread_local! {
 struct Driver {
     devices: [DeviceIdentity; 2],
     refused: Mutex<Vec<[u8; 16]>>,
+    unsupported: Mutex<BTreeSet<([u8; 16], usize)>>,
 }
 
 impl Hooks for Driver {
@@ -59,6 +60,9 @@ impl Hooks for Driver {
     fn refused(&self, uuid: [u8; 16]) {
         self.refused.lock().unwrap().push(uuid);
     }
+    fn unsupported(&self, uuid: [u8; 16], slot: usize) {
+        self.unsupported.lock().unwrap().insert((uuid, slot));
+    }
     fn monitor(&self) -> Option<&dyn Monitor> {
         Some(self)
     }
@@ -92,6 +96,7 @@ static DRIVER: Driver = Driver {
         DeviceIdentity { uuid: [2; 16], pci_domain: 0, pci_bus: 2, pci_device: 0 },
     ],
     refused: Mutex::new(Vec::new()),
+    unsupported: Mutex::new(BTreeSet::new()),
 };
 
 /// Slot `slot` of a supported table.
@@ -141,8 +146,9 @@ fn tables_have_one_address_and_begin_with_their_size() {
     }
 }
 
+// Promise: C132
 #[test]
-fn unsupported_slot_returns_not_supported_and_writes_nothing() {
+fn unsupported_slot_returns_not_supported_writes_nothing_and_names_itself() {
     for &(uuid, slots, served) in SERVED {
         let first = usize::from(uuid != tables::CONTEXT_STORAGE);
         for number in (first..slots).filter(|number| !served.contains(number)) {
@@ -150,7 +156,11 @@ fn unsupported_slot_returns_not_supported_and_writes_nothing() {
             let [a, b, c] = &mut words;
             assert_eq!(call(uuid, number, a, b, c), NOT_SUPPORTED, "{:?}[{number}]", tables::name(uuid));
             assert_eq!(words, [7; 3]);
+            let reported = DRIVER.unsupported.lock().unwrap();
+            assert!(reported.contains(&(uuid, number)), "{:?}[{number}]", tables::name(uuid));
         }
+        let reported = DRIVER.unsupported.lock().unwrap();
+        assert!(served.iter().all(|number| !reported.contains(&(uuid, *number))));
     }
 }
 

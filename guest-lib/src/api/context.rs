@@ -2,7 +2,7 @@
 
 use super::{context_end::end_context, green};
 use crate::{
-    arguments::{Call, Out},
+    arguments::{Call, Out, given},
     error::{Error, Result},
     graphs::{self, GRAPHS},
     process::{self, ProcessState},
@@ -110,7 +110,7 @@ pub(crate) fn cuCtxCreate_v4(
 
 pub(crate) fn cuCtxDestroy_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
-    process.contexts.destroy(context, |id| end_context(process, id))
+    process.contexts.destroy(given(context)?, |id| end_context(process, id))
 }
 
 pub(crate) fn cuCtxDestroy(call: Call, context: u64) -> Result {
@@ -119,10 +119,10 @@ pub(crate) fn cuCtxDestroy(call: Call, context: u64) -> Result {
 
 pub(crate) fn cuCtxAttach(_: Call, place: Out<u64>, flags: c_uint) -> Result {
     let process = process::get()?;
+    process.current()?;
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    process.current()?;
     place.set(thread::current_context())
 }
 
@@ -137,7 +137,7 @@ fn known(process: &ProcessState, context: u64) -> Result {
 
 pub(crate) fn cuCtxPushCurrent_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
-    known(process, context)?;
+    known(process, given(context)?)?;
     thread::push(context);
     Ok(())
 }
@@ -273,8 +273,12 @@ pub(crate) fn cuCtxResetPersistingL2Cache(_: Call) -> Result {
     process.current().map(|_| ())
 }
 
-pub(crate) fn cuCtxGetExecAffinity(_: Call, _: Out<c_void>, _: c_uint) -> Result {
+pub(crate) fn cuCtxGetExecAffinity(_: Call, affinity: Out<c_void>, kind: c_uint) -> Result {
     let process = process::get()?;
     process.current()?;
+    affinity.required()?;
+    if kind != 0 {
+        return Err(Error::UNSUPPORTED_EXEC_AFFINITY);
+    }
     Err(Error::NOT_SUPPORTED)
 }

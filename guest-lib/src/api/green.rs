@@ -440,6 +440,7 @@ pub(super) fn synchronize(process: &ProcessState, green: &Green) -> Result {
 
 pub(crate) fn cuStreamGetGreenCtx(call: Call, stream: u64, place: Out<u64>) -> Result {
     let process = process::get()?;
+    place.required()?;
     place.set(process.stream_or_default(call, stream)?.green())
 }
 

@@ -2,7 +2,7 @@
 
 use super::shared_events;
 use crate::{
-    arguments::{Call, Out},
+    arguments::{Call, Out, given},
     error::{Error, Result},
     process,
     state::memory::{device_map::RangeOrigin, imports::ExportToken},
@@ -52,6 +52,7 @@ pub(crate) fn cuIpcCloseMemHandle(_: Call, address: u64) -> Result {
 pub(crate) fn cuIpcGetEventHandle(_: Call, handle: Out<c_void>, event: u64) -> Result {
     let process = process::get()?;
     handle.cast::<u8>().required()?;
+    let event = given(event)?;
     process.current()?;
     let event = process.events.resolve(event)?;
     handle.set_bytes(&shared_events::share(process, &event)?.to_bytes())

@@ -250,7 +250,7 @@ fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
         }
         // The driver of the worker does not know that the event is for several processes; see `events`.
         if event.flags() & INTERPROCESS != 0 {
-            return Err(Error::INVALID_VALUE);
+            return Err(Error::NOT_SUPPORTED);
         }
     }
     if GRAPHS.is_capturing() {

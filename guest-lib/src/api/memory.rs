@@ -351,6 +351,9 @@ pub(crate) fn cuPointerGetAttributes(
     address: u64,
 ) -> Result {
     let process = process::get()?;
+    if count == 0 {
+        return Err(Error::INVALID_VALUE);
+    }
     let (known, data) = (known(process, address), data.cast::<Out<c_void>>());
     for index in 0..count as usize {
         let place = data.get_at(index)?;

@@ -3,7 +3,7 @@
 use super::{jit, managed};
 use crate::{
     api::launch::LaunchConfiguration,
-    arguments::{Call, In, Out, SharedSize},
+    arguments::{Call, In, Out, SharedSize, given},
     error::{Error, Result},
     images, log,
     process::{self, ProcessState},
@@ -382,7 +382,7 @@ pub(crate) fn cuLibraryGetUnifiedFunction(
 ) -> Result {
     library(handle)?;
     name.text().get()?;
-    Err(Error::NOT_FOUND)
+    Err(Error::INVALID_VALUE)
 }
 
 fn function(handle: u64) -> Result<(&'static ProcessState, HeldFunction<'static>)> {
@@ -471,7 +471,7 @@ pub(crate) fn cuFuncSetSharedMemConfig(_: Call, handle: u64, config: c_uint) -> 
 }
 
 pub(crate) fn cuKernelGetName(_: Call, name: Out<*const c_char>, handle: u64) -> Result {
-    let (_, held) = function(handle)?;
+    let (_, held) = function(given(handle)?)?;
     name.set(CStr::as_ptr(held.name))
 }
 
@@ -480,7 +480,7 @@ pub(crate) fn cuFuncGetName(call: Call, name: Out<*const c_char>, handle: u64) -
 }
 
 pub(crate) fn cuFuncGetModule(_: Call, module: Out<u64>, handle: u64) -> Result {
-    let (_, held) = function(handle)?;
+    let (_, held) = function(given(handle)?)?;
     module.set(held.module.raw())
 }
 
@@ -491,7 +491,7 @@ pub(crate) fn cuKernelGetParamInfo(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> Result {
-    let (_, held) = function(handle)?;
+    let (_, held) = function(given(handle)?)?;
     let (at, bytes) = held.parameters.get(index).copied().ok_or(Error::INVALID_VALUE)?;
     offset.set(usize::from(at))?;
     size.set_if_given(usize::from(bytes));

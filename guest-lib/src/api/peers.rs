@@ -73,6 +73,7 @@ fn pair(process: &ProcessState, context: u64) -> Result<[Context; 2]> {
 
 pub(crate) fn cuCtxEnablePeerAccess(_: Call, context: u64, flags: c_uint) -> Result {
     let process = process::get()?;
+    process.current()?;
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }

@@ -141,9 +141,9 @@ pub(crate) fn cuLogsDumpToMemory(
 // There is no profiler to start or stop.
 
 pub(crate) fn cuProfilerStart(_: Call) -> Result {
-    process::get().map(|_| ())
+    process::get()?.current().map(drop)
 }
 
 pub(crate) fn cuProfilerStop(_: Call) -> Result {
-    process::get().map(|_| ())
+    process::get()?.current().map(drop)
 }

@@ -22,6 +22,7 @@ const CHUNK: usize = 1024;
 pub(crate) mod attribute {
     pub(crate) const MAX_THREADS_PER_BLOCK: usize = 0;
     pub(crate) const SHARED_SIZE_BYTES: usize = 1;
+    pub(crate) const NUM_REGS: usize = 4;
     pub(crate) const MAX_DYNAMIC_SHARED_SIZE_BYTES: usize = 8;
     /// Attributes that the worker tells of.
     pub(crate) const COUNT: u32 = 16;

@@ -135,7 +135,7 @@ pub(crate) fn find(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
 /// An event that a launch may record: none of several processes.
 pub(crate) fn find_for_launch(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
     let event = find(handle, target)?;
-    if event.is_of_several_processes() { Err(Error::INVALID_VALUE) } else { Ok(event) }
+    if event.is_of_several_processes() { Err(Error::NOT_SUPPORTED) } else { Ok(event) }
 }
 
 impl Event {

@@ -20,6 +20,9 @@ pub(crate) fn side(side: &CopySide, extent: CopyExtent) -> Result<CopyEnd> {
     if side.level != 0 {
         return Err(Error::INVALID_VALUE);
     }
+    if side.array == 0 {
+        return Err(Error::INVALID_VALUE);
+    }
     let of = IMAGES.array(side.array)?;
     let region = of.shape.region([side.x, side.y, side.z], [extent.width, extent.height, extent.depth]);
     let [x, y, z] = region.map_err(|code| Error(code as u32))?.origin;

@@ -194,9 +194,10 @@ fn check(callable: &Callable, request: &Shape) -> Result {
     if threads > MAX_THREADS {
         return Err(Error::INVALID_VALUE);
     }
-    // The device could run that many threads, but this function cannot.
+    // The device could run that many threads, but this function cannot: it has too few registers, or is bounded.
     if threads > entry.max_threads {
-        return Err(Error::LAUNCH_OUT_OF_RESOURCES);
+        let has_registers = entry.registers * threads <= callable.capability().registers_per_multiprocessor;
+        return Err(if has_registers { Error::INVALID_VALUE } else { Error::LAUNCH_OUT_OF_RESOURCES });
     }
     if entry.required_block.is_some_and(|required| required != request.block) {
         return Err(Error::INVALID_VALUE);

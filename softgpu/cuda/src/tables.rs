@@ -17,6 +17,8 @@ struct Answers;
 
 static ANSWERS: Answers = Answers;
 static REFUSED: Mutex<BTreeSet<[u8; 16]>> = Mutex::new(BTreeSet::new());
+/// Called unsupported slots that were named already.
+static UNSUPPORTED: Mutex<BTreeSet<([u8; 16], usize)>> = Mutex::new(BTreeSet::new());
 
 /// Connects the tables to this driver.
 pub(crate) fn install() {
@@ -67,6 +69,12 @@ impl Hooks for Answers {
     fn refused(&self, uuid: [u8; 16]) {
         if lock(&REFUSED).insert(uuid) {
             log!("export table {uuid:02x?} is not supported");
+        }
+    }
+
+    fn unsupported(&self, uuid: [u8; 16], slot: usize) {
+        if lock(&UNSUPPORTED).insert((uuid, slot)) {
+            log!("slot {slot} of export table {uuid:02x?} is not supported");
         }
     }
 }

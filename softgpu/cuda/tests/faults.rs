@@ -29,8 +29,8 @@ fn invalid_launch_is_refused_at_once_and_leaves_the_context_sound() {
         assert_eq!(with(grid, block, shared), INVALID_VALUE, "{grid:?} {block:?} {shared}");
     }
     assert_eq!(with([1, 1, 1], [1024, 1, 1], 48 << 10), 0);
-    // The device could run that many threads, but the function cannot.
-    assert_eq!(launch(bounded, 1, 65, 0, &mut []), OUT_OF_RESOURCES);
+    // The device could run that many threads, but the function is bounded.
+    assert_eq!(launch(bounded, 1, 65, 0, &mut []), INVALID_VALUE);
     assert_eq!(launch(bounded, 1, 1025, 0, &mut []), INVALID_VALUE);
     assert_eq!(launch(bounded, 1, 64, 0, &mut []), 0);
     // A kernel with parameters is launched without any.

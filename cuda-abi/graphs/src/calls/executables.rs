@@ -127,6 +127,7 @@ impl<D: GraphDriver> Graphs<D> {
         graph: u64,
         flags: u64,
     ) -> Result<(), D> {
+        self.driver.context()?;
         place.required()?;
         // Only the parameters of the other function name the stream of an upload.
         if flags & UPLOAD != 0 {
@@ -147,6 +148,7 @@ impl<D: GraphDriver> Graphs<D> {
         text: Out<c_char, D>,
         room: usize,
     ) -> Result<(), D> {
+        self.driver.context()?;
         place.required()?;
         let failure = match self.make(graph, 0) {
             Ok(handle) => return place.set(handle),
@@ -225,13 +227,18 @@ impl<D: GraphDriver> Graphs<D> {
         id.set(self.executable(executable)?.id)
     }
 
+    /// An executable for work in a stream. The driver reports a missing context before a wrong handle.
+    fn executable_for_launch(&self, executable: u64) -> Result<Arc<Executable<D>>, D> {
+        self.executable(executable).or_else(|error| self.driver.context().and(Err(error)))
+    }
+
     /// `cuGraphLaunch`. In a capture it becomes a child graph, and one that no child graph can be makes the capture invalid, as NVIDIA's
     /// driver does.
     ///
     /// # Errors
     /// The driver's code.
     pub fn graph_launch(&'static self, executable: u64, stream: u64, per_thread: bool) -> Result<(), D> {
-        let executable = self.executable(executable)?;
+        let executable = self.executable_for_launch(executable)?;
         if self.is_capturing() {
             let stream = self.driver.stream(stream, per_thread)?;
             if self.with(|state| state.captures.enter(stream))? {
@@ -267,7 +274,7 @@ impl<D: GraphDriver> Graphs<D> {
     /// # Errors
     /// The driver's code.
     pub fn graph_upload(&self, executable: u64, stream: u64, per_thread: bool) -> Result<(), D> {
-        let executable = self.executable(executable)?;
+        let executable = self.executable_for_launch(executable)?;
         if self.is_capturing() {
             self.refuse(self.driver.stream(stream, per_thread)?)?;
         }

@@ -295,6 +295,8 @@ impl<D: GraphDriver> Graphs<D> {
         if work.is_of_memory() {
             return Err(invalid::<D>());
         }
+        // The driver reports a wrong node before a wrong object of its work.
+        self.work(node)?;
         if let Work::Kernel(kernel) = &mut work {
             kernel.attributes = self.kernel(node)?.attributes;
         }

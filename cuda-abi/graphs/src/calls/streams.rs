@@ -83,6 +83,7 @@ impl<D: GraphDriver> Graphs<D> {
     ) -> Result<(), D> {
         let mode = Mode::of(mode).map_err(failed::<D>)?;
         let before = self.dependencies(before, data, count)?;
+        self.with(|state| state.model.graph(graph).map(drop))?;
         let stream = self.driver.stream(stream, per_thread)?;
         self.with(|state| state.captures.begin(&mut state.model, stream, Some((graph, before)), mode))
     }
@@ -92,8 +93,8 @@ impl<D: GraphDriver> Graphs<D> {
     /// # Errors
     /// The driver's code. Except for a call that leaves the capture as it is, the program gets a null graph.
     pub fn stream_end_capture(&self, stream: u64, per_thread: bool, graph: Out<u64, D>) -> Result<(), D> {
-        graph.required()?;
         let stream = self.driver.stream(stream, per_thread)?;
+        graph.required()?;
         let ended = self.with(|state| state.captures.end(&mut state.model, stream.key));
         graph.set(*ended.as_ref().unwrap_or(&0))?;
         ended.map(drop)

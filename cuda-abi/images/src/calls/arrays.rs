@@ -53,15 +53,16 @@ impl<D: ImageDriver> ImageState<D> {
 
 /// `may_allocate` checks that no capture of a stream forbids the calling thread to take or give back memory.
 impl<D: ImageDriver> Images<D> {
-    fn make_array(
+    fn make_array<T: Copy + Into<Array3DDescriptor>>(
         &self,
         place: Out<u64, D>,
-        array: Array3DDescriptor,
+        array: In<T, D>,
         may_allocate: impl FnOnce() -> Result<(), D>,
     ) -> Result<(), D> {
+        let context = self.driver.context()?;
+        let array = array.get()?.into();
         place.required()?;
         may_allocate()?;
-        let context = self.driver.context()?;
         let shape = ImageShape::check(array, false, &self.driver.limits()?).map_err(failed::<D>)?;
         let made = self.driver.create_array(&shape, None)?;
         let of = ArrayResource { array: made.clone(), shape, levels: 1 };
@@ -82,7 +83,7 @@ impl<D: ImageDriver> Images<D> {
         array: In<ArrayDescriptor, D>,
         may_allocate: impl FnOnce() -> Result<(), D>,
     ) -> Result<(), D> {
-        self.make_array(place, array.get()?.into(), may_allocate)
+        self.make_array(place, array, may_allocate)
     }
 
     /// `cuArray3DCreate_v2`.
@@ -92,21 +93,21 @@ impl<D: ImageDriver> Images<D> {
         array: In<Array3DDescriptor, D>,
         may_allocate: impl FnOnce() -> Result<(), D>,
     ) -> Result<(), D> {
-        self.make_array(place, array.get()?, may_allocate)
+        self.make_array(place, array, may_allocate)
     }
 
     /// `cuArrayGetDescriptor_v2`.
     pub fn array_get_descriptor(&self, place: Out<ArrayDescriptor, D>, array: u64) -> Result<(), D> {
-        place.required()?;
+        let found = self.array(array)?;
         self.driver.context()?;
-        place.set(self.array(array)?.shape.descriptor().into())
+        place.set(found.shape.descriptor().into())
     }
 
     /// `cuArray3DGetDescriptor_v2`.
     pub fn array_3d_get_descriptor(&self, place: Out<Array3DDescriptor, D>, array: u64) -> Result<(), D> {
-        place.required()?;
+        let found = self.array(array)?;
         self.driver.context()?;
-        place.set(self.array(array)?.shape.descriptor())
+        place.set(found.shape.descriptor())
     }
 
     /// `cuArrayGetSparseProperties` and `cuArrayGetMemoryRequirements`: no array is sparse, or mapped later.
@@ -127,9 +128,9 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuArrayGetPlane`: no array has several planes.
     pub fn array_get_plane(&self, place: Out<u64, D>, array: u64, _plane: u32) -> Result<(), D> {
-        place.required()?;
-        self.driver.context()?;
         self.array(array)?;
+        self.driver.context()?;
+        place.required()?;
         Err(failed::<D>(INVALID))
     }
 
@@ -151,6 +152,7 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuArrayDestroy`. A level of a mipmapped array cannot be destroyed.
     pub fn array_destroy(&self, handle: u64, may_allocate: impl FnOnce() -> Result<(), D>) -> Result<(), D> {
+        self.array(handle)?;
         may_allocate()?;
         self.driver.context()?;
         let (ended, unbound) = {
@@ -173,10 +175,10 @@ impl<D: ImageDriver> Images<D> {
         levels: u32,
         may_allocate: impl FnOnce() -> Result<(), D>,
     ) -> Result<(), D> {
+        let context = self.driver.context()?;
         place.required()?;
         let array = array.get()?;
         may_allocate()?;
-        let context = self.driver.context()?;
         let shape = ImageShape::check(array, true, &self.driver.limits()?).map_err(failed::<D>)?;
         let levels = shape.levels(levels);
         let made = self.driver.create_array(&shape, Some(levels))?;
@@ -194,8 +196,9 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuMipmappedArrayGetLevel`: the same array for each call.
     pub fn mipmapped_array_get_level(&self, place: Out<u64, D>, handle: u64, level: u32) -> Result<(), D> {
-        place.required()?;
+        self.mipmapped_array(handle)?;
         self.driver.context()?;
+        place.required()?;
         let known = {
             let state = self.state();
             let invalid = || failed::<D>(Code::CUDA_ERROR_INVALID_HANDLE);
@@ -226,6 +229,7 @@ impl<D: ImageDriver> Images<D> {
         handle: u64,
         may_allocate: impl FnOnce() -> Result<(), D>,
     ) -> Result<(), D> {
+        self.mipmapped_array(handle)?;
         may_allocate()?;
         self.driver.context()?;
         let (ended, unbound) = {

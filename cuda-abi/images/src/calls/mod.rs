@@ -27,6 +27,7 @@ pub(crate) type Out<T, D> = sluice_cuda_frontend::Out<T, <D as ImageDriver>::Err
 pub(crate) type Result<T, D> = std::result::Result<T, <D as ImageDriver>::Error>;
 
 const INVALID: Code = Code::CUDA_ERROR_INVALID_VALUE;
+const INVALID_HANDLE: Code = Code::CUDA_ERROR_INVALID_HANDLE;
 
 /// All arrays, texture objects, surface objects and references of a process.
 pub struct Images<D: ImageDriver> {

@@ -50,10 +50,10 @@ impl<D: ImageDriver> Images<D> {
         texture: In<TextureDescriptor, D>,
         view: In<ViewDescriptor, D>,
     ) -> Result<(), D> {
+        let context = self.driver.context()?;
         place.required()?;
         let (resource, texture) = (resource.get()?, texture.get()?);
         let view = if view.is_given() { Some(view.get()?) } else { None };
-        let context = self.driver.context()?;
         let memory = self.resource(context, &resource)?;
         let shown = view.map(|view| View::check(&view, &memory)).transpose().map_err(failed::<D>)?;
         let sampling = Sampling::read(&texture).map_err(failed::<D>)?;
@@ -83,7 +83,8 @@ impl<D: ImageDriver> Images<D> {
         place: Out<ResourceDescriptor, D>,
         object: u64,
     ) -> Result<(), D> {
-        place.required()?.set(self.texture_entry(object)?.resource)
+        let entry = self.texture_entry(object)?;
+        place.set(entry.resource)
     }
 
     /// `cuTexObjectGetTextureDesc`.
@@ -92,7 +93,8 @@ impl<D: ImageDriver> Images<D> {
         place: Out<TextureDescriptor, D>,
         object: u64,
     ) -> Result<(), D> {
-        place.required()?.set(self.texture_entry(object)?.texture)
+        let entry = self.texture_entry(object)?;
+        place.set(entry.texture)
     }
 
     /// `cuTexObjectGetResourceViewDesc`.
@@ -111,9 +113,9 @@ impl<D: ImageDriver> Images<D> {
         place: Out<u64, D>,
         resource: In<ResourceDescriptor, D>,
     ) -> Result<(), D> {
+        let context = self.driver.context()?;
         place.required()?;
         let resource = resource.get()?;
-        let context = self.driver.context()?;
         let array = check_surface(self.resource(context, &resource)?).map_err(failed::<D>)?;
         let object = self.driver.create_surface(&array)?;
         self.state().surfaces.insert((context, object), SurfaceEntry { resource });

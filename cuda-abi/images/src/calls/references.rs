@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use super::{INVALID, Images, In, Out, Result, failed};
+use super::{INVALID, INVALID_HANDLE, Images, In, Out, Result, failed};
 use crate::driver::ImageDriver;
 use crate::reference::TextureReference;
 use crate::shape::flags;
@@ -41,6 +41,9 @@ pub(crate) struct SurfaceVariable<D: ImageDriver> {
 impl<D: ImageDriver> Images<D> {
     /// `cuModuleGetTexRef`: the same reference for each call.
     pub fn module_get_tex_ref(&self, place: Out<u64, D>, module: u64, name: In<c_char, D>) -> Result<(), D> {
+        if module == 0 {
+            return Err(failed::<D>(INVALID_HANDLE));
+        }
         place.required()?;
         let text = name.text();
         let name = text.get()?;
@@ -61,6 +64,9 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuModuleGetSurfRef`: the same reference for each call.
     pub fn module_get_surf_ref(&self, place: Out<u64, D>, module: u64, name: In<c_char, D>) -> Result<(), D> {
+        if module == 0 {
+            return Err(failed::<D>(INVALID_HANDLE));
+        }
         place.required()?;
         let text = name.text();
         let name = text.get()?;
@@ -90,16 +96,24 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuTexRefCreate`.
     pub fn tex_ref_create(&self, place: Out<u64, D>) -> Result<(), D> {
-        place.required()?;
         let context = self.driver.context()?;
+        place.required()?;
         let made = TextureVariable { context, state: TextureReference::NEW, variable: None };
         let handle = self.state().texture_references.insert(made);
         place.set(handle.ok_or_else(|| failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))?)
     }
 
+    /// Checks the handle of a texture reference and the context, in the order of the driver: it does so before it reads other arguments.
+    fn check_reference(&self, reference: u64) -> Result<u64, D> {
+        if self.state().texture_references.get(reference).is_none() {
+            return Err(failed::<D>(INVALID_HANDLE));
+        }
+        self.driver.context()
+    }
+
     /// `cuTexRefDestroy`: only for a reference that the program made.
     pub fn tex_ref_destroy(&self, reference: u64) -> Result<(), D> {
-        self.driver.context()?;
+        self.check_reference(reference)?;
         let mut state = self.state();
         let invalid = || failed::<D>(INVALID);
         let found = state.texture_references.get(reference).filter(|of| of.variable.is_none());
@@ -116,7 +130,7 @@ impl<D: ImageDriver> Images<D> {
         let (answer, before, changed) = {
             let mut state = self.state();
             let found = state.texture_references.get_mut(reference);
-            let found = found.ok_or_else(|| failed::<D>(INVALID))?;
+            let found = found.ok_or_else(|| failed::<D>(INVALID_HANDLE))?;
             let before = found.state.clone();
             let answer = action(&mut found.state).map_err(failed::<D>)?;
             let variable = found.variable.as_ref().map(|(_, _, variable)| variable.clone());
@@ -140,11 +154,11 @@ impl<D: ImageDriver> Images<D> {
         reference: u64,
         action: impl FnOnce(&mut TextureReference<D::Array>) -> std::result::Result<(), Code>,
     ) -> Result<(), D> {
-        self.driver.context()?;
+        self.check_reference(reference)?;
         let changed = {
             let mut state = self.state();
             let found = state.texture_references.get_mut(reference);
-            let found = found.ok_or_else(|| failed::<D>(INVALID))?;
+            let found = found.ok_or_else(|| failed::<D>(INVALID_HANDLE))?;
             action(&mut found.state).map_err(failed::<D>)?;
             let variable = found.variable.as_ref().map(|(_, _, variable)| variable.clone());
             variable.map(|variable| (variable, found.state.texture()))
@@ -163,22 +177,22 @@ impl<D: ImageDriver> Images<D> {
         reference: u64,
         action: impl FnOnce(&TextureReference<D::Array>) -> std::result::Result<T, Code>,
     ) -> Result<T, D> {
-        self.driver.context()?;
+        self.check_reference(reference)?;
         let state = self.state();
-        let found = state.texture_references.get(reference).ok_or_else(|| failed::<D>(INVALID))?;
+        let found = state.texture_references.get(reference).ok_or_else(|| failed::<D>(INVALID_HANDLE))?;
         action(&found.state).map_err(failed::<D>)
     }
 
     /// `cuTexRefSetArray`.
     pub fn tex_ref_set_array(&self, reference: u64, array: u64, flags: u32) -> Result<(), D> {
-        let context = self.driver.context()?;
+        let context = self.check_reference(reference)?;
         let of = self.array_for(context, array, false).map_err(failed::<D>)?;
         self.change(reference, |state| state.set_array(array, Resource::Array(of), flags))
     }
 
     /// `cuTexRefSetMipmappedArray`.
     pub fn tex_ref_set_mipmapped_array(&self, reference: u64, array: u64, flags: u32) -> Result<(), D> {
-        let context = self.driver.context()?;
+        let context = self.check_reference(reference)?;
         let of = self.array_for(context, array, true).map_err(failed::<D>)?;
         self.change(reference, |state| state.set_array(array, Resource::Mipmapped(of), flags))
     }
@@ -191,7 +205,7 @@ impl<D: ImageDriver> Images<D> {
         address: u64,
         bytes: usize,
     ) -> Result<(), D> {
-        self.driver.context()?;
+        self.check_reference(reference)?;
         let limits = self.driver.limits()?;
         let takes_offset = offset.is_given();
         let set = |state: &mut TextureReference<D::Array>| {
@@ -210,8 +224,8 @@ impl<D: ImageDriver> Images<D> {
         address: u64,
         pitch: usize,
     ) -> Result<(), D> {
+        self.check_reference(reference)?;
         let ArrayDescriptor { width, height, format, channels } = array.get()?;
-        self.driver.context()?;
         let limits = self.driver.limits()?;
         let texel = Texel::read(format, channels).map_err(failed::<D>)?;
         let pitched = Pitched { address, texel, width, height, pitch: pitch as u64 };
@@ -220,6 +234,7 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuTexRefSetFormat`.
     pub fn tex_ref_set_format(&self, reference: u64, format: u32, channels: i32) -> Result<(), D> {
+        self.check_reference(reference)?;
         let channels = u32::try_from(channels).map_err(|_| failed::<D>(INVALID))?;
         let texel = Texel::read(format, channels).map_err(failed::<D>)?;
         self.set(reference, |state| state.set_format(texel))
@@ -266,6 +281,7 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuTexRefSetBorderColor`.
     pub fn tex_ref_set_border_color(&self, reference: u64, border: In<f32, D>) -> Result<(), D> {
+        self.check_reference(reference)?;
         let border = border.array::<4>(4_u32)?;
         self.set(reference, |state| {
             state.set_border(border);
@@ -280,17 +296,17 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuTexRefGetAddress_v2`.
     pub fn tex_ref_get_address(&self, place: Out<u64, D>, reference: u64) -> Result<(), D> {
-        place.required()?.set(self.read(reference, TextureReference::address)?)
+        place.set(self.read(reference, TextureReference::address)?)
     }
 
     /// `cuTexRefGetArray`.
     pub fn tex_ref_get_array(&self, place: Out<u64, D>, reference: u64) -> Result<(), D> {
-        place.required()?.set(self.read(reference, |state| state.array(false))?)
+        place.set(self.read(reference, |state| state.array(false))?)
     }
 
     /// `cuTexRefGetMipmappedArray`.
     pub fn tex_ref_get_mipmapped_array(&self, place: Out<u64, D>, reference: u64) -> Result<(), D> {
-        place.required()?.set(self.read(reference, |state| state.array(true))?)
+        place.set(self.read(reference, |state| state.array(true))?)
     }
 
     /// `cuTexRefGetAddressMode`.
@@ -300,12 +316,12 @@ impl<D: ImageDriver> Images<D> {
         reference: u64,
         dimension: i32,
     ) -> Result<(), D> {
-        place.required()?.set(self.read(reference, |state| state.address_mode(dimension))?.number())
+        place.set(self.read(reference, |state| state.address_mode(dimension))?.number())
     }
 
     /// `cuTexRefGetFilterMode`.
     pub fn tex_ref_get_filter_mode(&self, place: Out<u32, D>, reference: u64) -> Result<(), D> {
-        place.required()?.set(self.read(reference, |state| Ok(state.sampling().filter.number()))?)
+        place.set(self.read(reference, |state| Ok(state.sampling().filter.number()))?)
     }
 
     /// `cuTexRefGetFormat`: either place may be null.
@@ -323,12 +339,12 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuTexRefGetMipmapFilterMode`.
     pub fn tex_ref_get_mipmap_filter_mode(&self, place: Out<u32, D>, reference: u64) -> Result<(), D> {
-        place.required()?.set(self.read(reference, |state| Ok(state.sampling().mipmap_filter.number()))?)
+        place.set(self.read(reference, |state| Ok(state.sampling().mipmap_filter.number()))?)
     }
 
     /// `cuTexRefGetMipmapLevelBias`.
     pub fn tex_ref_get_mipmap_level_bias(&self, place: Out<f32, D>, reference: u64) -> Result<(), D> {
-        place.required()?.set(self.read(reference, |state| Ok(state.sampling().level_bias))?)
+        place.set(self.read(reference, |state| Ok(state.sampling().level_bias))?)
     }
 
     /// `cuTexRefGetMipmapLevelClamp`.
@@ -338,8 +354,8 @@ impl<D: ImageDriver> Images<D> {
         greatest: Out<f32, D>,
         reference: u64,
     ) -> Result<(), D> {
-        let (least, greatest) = (least.required()?, greatest.required()?);
         let sampling = self.read(reference, |state| Ok(*state.sampling()))?;
+        let (least, greatest) = (least.required()?, greatest.required()?);
         least.set(sampling.min_level)?;
         greatest.set(sampling.max_level)
     }
@@ -358,12 +374,20 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuTexRefGetFlags`.
     pub fn tex_ref_get_flags(&self, place: Out<u32, D>, reference: u64) -> Result<(), D> {
-        place.required()?.set(self.read(reference, |state| Ok(state.sampling().flags))?)
+        place.set(self.read(reference, |state| Ok(state.sampling().flags))?)
+    }
+
+    /// The same for a surface reference.
+    fn check_surface_reference(&self, reference: u64) -> Result<u64, D> {
+        if self.state().surface_references.get(reference).is_none() {
+            return Err(failed::<D>(INVALID_HANDLE));
+        }
+        self.driver.context()
     }
 
     /// `cuSurfRefSetArray`.
     pub fn surf_ref_set_array(&self, reference: u64, array: u64, set_flags: u32) -> Result<(), D> {
-        let context = self.driver.context()?;
+        let context = self.check_surface_reference(reference)?;
         let invalid = || failed::<D>(INVALID);
         let of = self.array_for(context, array, false).map_err(failed::<D>)?;
         if set_flags != 0 || of.shape.flags & flags::SURFACE == 0 {
@@ -380,8 +404,8 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuSurfRefGetArray`.
     pub fn surf_ref_get_array(&self, place: Out<u64, D>, reference: u64) -> Result<(), D> {
+        self.check_surface_reference(reference)?;
         place.required()?;
-        self.driver.context()?;
         let state = self.state();
         let found = state.surface_references.get(reference).and_then(|of| of.bound.as_ref());
         place.set(found.ok_or_else(|| failed::<D>(INVALID))?.0)

@@ -256,7 +256,7 @@ fn variable_gets_its_texture_at_each_setter_and_loses_it_with_its_array() {
     assert_eq!(images.param_set_tex_ref(1, -1, own), Err(INVALID), "no kernel can use it");
     images.tex_ref_destroy(own).unwrap();
     images.module_ended(3);
-    assert_eq!(images.tex_ref_set_filter_mode(reference, 1), Err(INVALID));
+    assert_eq!(images.tex_ref_set_filter_mode(reference, 1), Err(NO_HANDLE));
 }
 
 // Promise: C82
@@ -297,6 +297,8 @@ fn array_ends_although_a_reference_to_it_cannot_be_unbound() {
 fn capture_forbids_to_make_and_to_destroy_arrays() {
     let images = images();
     let array = make(&images, 0);
+    let mipmapped =
+        result(|place| images.mipmapped_array_create(place, input(&plane(0)), 1, allowed)).unwrap();
     let captured = || Err(CAPTURED);
     assert_eq!(result(|place| images.array_3d_create(place, input(&plane(0)), captured)), Err(CAPTURED));
     assert_eq!(
@@ -304,7 +306,7 @@ fn capture_forbids_to_make_and_to_destroy_arrays() {
         Err(CAPTURED)
     );
     assert_eq!(
-        (images.array_destroy(array, captured), images.mipmapped_array_destroy(1, captured)),
+        (images.array_destroy(array, captured), images.mipmapped_array_destroy(mipmapped, captured)),
         (Err(CAPTURED), Err(CAPTURED))
     );
     assert!(images.array(array).is_ok());
@@ -336,7 +338,7 @@ fn getters_of_a_reference_return_its_settings() {
     assert_eq!(read, Ok(border));
     assert_eq!(result(|place| images.tex_ref_get_address(place, reference)), Err(INVALID));
     assert_eq!(images.tex_ref_set_format(reference, 0x08, -1), Err(INVALID));
-    assert_eq!(images.tex_ref_set_filter_mode(reference + 16, 0), Err(INVALID));
+    assert_eq!(images.tex_ref_set_filter_mode(reference + 16, 0), Err(NO_HANDLE));
 }
 
 #[test]

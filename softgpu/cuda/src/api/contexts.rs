@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::devices::valid_context_flags;
+use super::given;
 use crate::context::{self, CONTEXTS, Context, Core, current_core};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
@@ -48,7 +49,7 @@ fn current() -> Result<Arc<Context>> {
 }
 
 fn destroy(handle: u64) -> Result {
-    if CONTEXTS.get(handle)?.green().is_some() {
+    if CONTEXTS.get(given(handle)?)?.green().is_some() {
         return Err(Error::INVALID_CONTEXT);
     }
     // First: another allocation may get an address of its memory at once.
@@ -121,18 +122,19 @@ calls! {
     fn cuCtxDestroy_v2(handle: u64) { destroy(handle) }
 
     fn cuCtxAttach(place: Out<u64>, flags: u32) {
+        let current = current()?;
         if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }
-        place.set(current()?.handle)
+        place.set(current.handle)
     }
 
     // Attachments are not counted: a context lives until it is destroyed.
     fn cuCtxDetach(handle: u64) { CONTEXTS.get(handle).map(drop) }
 
-    fn cuCtxPushCurrent(handle: u64) { context::push(CONTEXTS.get(handle)?) }
+    fn cuCtxPushCurrent(handle: u64) { context::push(CONTEXTS.get(given(handle)?)?) }
 
-    fn cuCtxPushCurrent_v2(handle: u64) { context::push(CONTEXTS.get(handle)?) }
+    fn cuCtxPushCurrent_v2(handle: u64) { context::push(CONTEXTS.get(given(handle)?)?) }
 
     fn cuCtxPopCurrent(place: Out<u64>) { pop(place) }
 
@@ -165,6 +167,7 @@ calls! {
     fn cuCtxSynchronize_v2(handle: u64) { synchronize(&*named(handle)?) }
 
     fn cuCtxEnablePeerAccess(handle: u64, flags: u32) {
+        current_core()?;
         if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }
@@ -185,12 +188,12 @@ calls! {
     }
 
     fn cuCtxGetLimit(value: Out<u64>, limit: i32) {
-        limit_bound(limit).ok_or(Error::UNSUPPORTED_LIMIT)?;
+        limit_bound(limit).ok_or(Error::INVALID_VALUE)?;
         value.set(current_core()?.limit(limit)?)
     }
 
     fn cuCtxSetLimit(limit: i32, value: u64) {
-        let bound = limit_bound(limit).ok_or(Error::UNSUPPORTED_LIMIT)?;
+        let bound = limit_bound(limit).ok_or(Error::INVALID_VALUE)?;
         let core = current_core()?;
         if value > bound {
             return Err(Error::INVALID_VALUE);
@@ -224,8 +227,12 @@ calls! {
     }
 
     // Affinity of execution is a feature of MPS.
-    fn cuCtxGetExecAffinity(_affinity: Out<c_void>, _kind: u32) {
+    fn cuCtxGetExecAffinity(affinity: Out<c_void>, kind: u32) {
         current_core()?;
+        affinity.required()?;
+        if kind != 0 {
+            return Err(Error::UNSUPPORTED_EXEC_AFFINITY);
+        }
         Err(Error::NOT_SUPPORTED)
     }
 

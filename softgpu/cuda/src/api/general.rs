@@ -9,6 +9,7 @@ use sluice_cuda_abi::symbols::{self, CUDA_VERSION, Lookup};
 use sluice_cuda_frontend::tables;
 
 use super::refused::FUNCTIONS;
+use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
 use crate::graphs::GRAPHS;
@@ -82,9 +83,9 @@ always! {
 calls! {
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) { GRAPHS.thread_exchange_stream_capture_mode(mode) }
 
-    fn cuProfilerStart() { Ok(()) }
+    fn cuProfilerStart() { current_core().map(drop) }
 
-    fn cuProfilerStop() { Ok(()) }
+    fn cuProfilerStop() { current_core().map(drop) }
 
     // All messages go to standard error, so a callback is never called.
     fn cuLogsRegisterCallback(callback: *const c_void, _data: *const c_void, handle: Out<u64>) {

@@ -128,6 +128,7 @@ calls! {
     }
 
     fn cuStreamGetGreenCtx(stream: u64, place: Out<u64>) {
+        place.required()?;
         let target = target(stream, Implicit::Legacy)?;
         place.set(target.green.map_or(0, |green| green.handle))
     }

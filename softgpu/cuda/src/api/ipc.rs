@@ -48,6 +48,7 @@ calls! {
 
     fn cuIpcGetEventHandle(place: Out<IpcHandle>, event: u64) {
         place.required()?;
+        super::given(event)?;
         current_core()?;
         place.set(IpcHandle(event::share(event)?.to_bytes(Named::Event)))
     }

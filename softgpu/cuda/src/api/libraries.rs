@@ -90,7 +90,7 @@ calls! {
     fn cuLibraryGetUnifiedFunction(_place: Out<u64>, library: u64, name: Text<'_>) {
         module::LIBRARIES.get(library)?;
         name.get()?;
-        Err(Error::NOT_FOUND)
+        Err(Error::INVALID_VALUE)
     }
 
     fn cuKernelGetFunction(place: Out<u64>, kernel: u64) {
@@ -120,10 +120,10 @@ calls! {
         if config > 3 { Err(Error::INVALID_VALUE) } else { Ok(()) }
     }
 
-    fn cuKernelGetName(name: Out<*const c_char>, kernel: u64) { name.set(module::kernel(kernel)?.name()?.as_ptr()) }
+    fn cuKernelGetName(name: Out<*const c_char>, kernel: u64) { name.set(module::kernel(super::given(kernel)?)?.name()?.as_ptr()) }
 
     fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
-        parameter(module::kernel(kernel)?.entry(), index, offset, size)
+        parameter(module::kernel(super::given(kernel)?)?.entry(), index, offset, size)
     }
 
     fn cuKernelGetParamCount(kernel: u64, count: Out<usize>) {

@@ -110,6 +110,9 @@ calls! {
     }
 
     fn cuPointerGetAttributes(count: u32, numbers: In<i32>, places: In<Out<c_void>>, address: u64) {
+        if count == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
         for index in 0..count as usize {
             let (number, place) = (numbers.get_at(index)?, places.get_at(index)?);
             if attribute(place, number, address).is_err() {

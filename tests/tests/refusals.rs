@@ -1,0 +1,143 @@
+//! The codes of `tests/programs/refusals.cu`, compared with those that a real driver gave.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_tests::direct::TIMEOUT;
+use sluice_tests::host;
+use sluice_tests::paths::{Binaries, workspace};
+use sluice_tests::programs::{passed, program};
+
+/// The codes of NVIDIA's driver 580.159.04 on an H100, up to the row behind which the device had faulted.
+const RECORDED: &str = "docs/hardware/2026-11-27-h100-580/refusals-native.txt";
+
+/// Rows that differ from the recording, by their call and argument, under the reason. The list may only become shorter.
+const DIFFERENT: &[(&str, &[(&str, &str)])] = &[
+    (
+        "the attribute is of a later CUDA than the recorded driver",
+        &[
+            ("cuFuncGetAttribute", "updates by the device"),
+            ("cuFuncGetAttribute", "the mode of shared memory"),
+        ],
+    ),
+    (
+        "the software GPU differs; on the H100, Sluice gave the driver's answer",
+        &[
+            ("cuDevSmResourceSplitByCount", "flag 4"),
+            ("cuLibraryLoadData", "no image"),
+            ("cuLinkAddData_v2", "no image"),
+            ("cuModuleLoadData", "no image"),
+            ("cuModuleLoadDataEx", "no image"),
+            ("cuModuleLoadFatBinary", "no image"),
+            ("cuStreamBatchMemOp", "barrier 2"),
+            ("cuStreamWaitValue32", "not aligned"),
+            ("cuStreamWaitValue64", "not aligned"),
+            ("cuStreamWriteValue32", "not aligned"),
+            ("cuStreamWriteValue64", "not aligned"),
+            ("cuTensorMapEncodeTiled", "checksum of the descriptor"),
+        ],
+    ),
+    (
+        "the feature is not served, and the code says so",
+        &[
+            ("cuArray3DCreate_v2", "a format of planes"),
+            ("cuArray3DCreate_v2", "a sparse array"),
+            ("cuMemHostRegister_v2", "memory of a device's registers"),
+            ("cuMemPoolImportFromShareableHandle", "fabric"),
+        ],
+    ),
+    (
+        "the driver takes the argument and reports nothing, so a mistake of the program would stay hidden",
+        &[
+            ("cuGetProcAddress_v2", "no such function"),
+            ("cuDeviceGetExecAffinitySupport", "type 9"),
+            ("cuGreenCtxCreate", "no descriptor"),
+            ("cuLaunch", "without a block"),
+            ("cuLaunchGridAsync", "without its parameters"),
+            ("cuMemAllocHost_v2", "0 bytes"),
+            ("cuMemcpyHtoA_v2", "between two elements"),
+            ("cuMemcpyPeer", "null context"),
+            ("cuMemcpy3DPeer", "null context"),
+            ("cuSurfObjectCreate", "an array without surfaces"),
+            ("cuSurfObjectDestroy", "an object that never was"),
+            ("cuTexObjectCreate", "nowhere"),
+            ("cuTexObjectDestroy", "an object that never was"),
+            ("cuTensorMapEncodeTiled", "a misaligned descriptor"),
+            ("cuTensorMapEncodeIm2col", "a misaligned descriptor"),
+            ("cuTensorMapReplaceAddress", "a misaligned descriptor"),
+            ("cuThreadExchangeStreamCaptureMode", "mode 9"),
+        ],
+    ),
+    (
+        "the same argument is refused with another code",
+        &[
+            ("cuDeviceGetByPCIBusId", "no address"),
+            ("cuDevicePrimaryCtxRelease", "never retained"),
+            ("cuEventElapsedTime", "null"),
+            ("cuEventElapsedTime_v2", "null"),
+            ("cuLinkComplete", "a link that was destroyed"),
+            ("cuMemFree_v2", "without a context"),
+            ("cuMemHostRegister_v2", "pinned"),
+            ("cuMemHostUnregister", "pinned"),
+            ("cuMemHostUnregister", "null"),
+            ("cuMemPoolImportFromShareableHandle", "no file"),
+            ("cuMemcpy3DBatchAsync", "number of the failed copy"),
+            ("cuMemcpyPeerAsync", "null context"),
+            ("cuMemcpyPeerAsync", "to nowhere"),
+            ("cuMemcpy3DPeerAsync", "null context"),
+            ("cuMemcpy3DPeerAsync", "to nowhere"),
+        ],
+    ),
+];
+
+/// The answers by call and argument, in their order: a call may have several rows with one text.
+fn answers(output: &str) -> BTreeMap<(&str, &str), Vec<&str>> {
+    let mut rows = BTreeMap::<_, Vec<_>>::new();
+    for line in output.lines() {
+        // The columns are padded with spaces, and an answer may be of several words.
+        if let Some((call, rest)) = line.split_once(' ')
+            && let Some((argument, answer)) = rest.trim_start().rsplit_once("  ")
+        {
+            rows.entry((call, argument.trim_end())).or_default().push(answer.trim_start());
+        }
+    }
+    rows
+}
+
+// Promise: C131
+#[test]
+fn refused_calls_have_the_codes_recorded_from_a_real_driver() -> Result<()> {
+    let recorded = fs::read_to_string(workspace().join(RECORDED)).context(RECORDED)?;
+    let recorded = answers(&recorded);
+    let excepted: BTreeSet<(&str, &str)> = DIFFERENT.iter().flat_map(|(_, rows)| *rows).copied().collect();
+    let (binaries, program) = (Binaries::locate()?, program("refusals")?);
+    for finished in [
+        host::run_native(&binaries, &program, &[], TIMEOUT)?,
+        host::run_direct(&binaries, &program, &[], TIMEOUT)?,
+    ] {
+        passed(&finished)?;
+        let given = answers(&finished.stdout);
+        let (mut different, mut compared) = (BTreeSet::new(), 0);
+        for (row, real) in &recorded {
+            let ours = given.get(row).with_context(|| format!("no row {row:?}"))?;
+            for (real, ours) in real.iter().zip(ours) {
+                // A crash is no rule, nor is a function that only later drivers have.
+                if matches!(*real, "crashes" | "no symbol of the driver") {
+                    continue;
+                }
+                compared += 1;
+                if real != ours {
+                    different.insert(*row);
+                }
+            }
+        }
+        let new: Vec<_> = different.difference(&excepted).collect();
+        let mended: Vec<_> = excepted.difference(&different).collect();
+        ensure!(new.is_empty(), "other codes than the real driver's: {new:?}");
+        ensure!(mended.is_empty(), "remove from the exceptions, which agree now: {mended:?}");
+        // Otherwise the recording was not read.
+        ensure!(compared > 700, "only {compared} codes were compared");
+    }
+    Ok(())
+}
