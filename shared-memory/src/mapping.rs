@@ -87,9 +87,7 @@ impl Reservation {
         if address != 0 && got.addr() != address {
             return Err(error(Errno::EXIST));
         }
-        // A child must not see, or keep alive, memory that its parent shares with the host.
-        // SAFETY: advice about our own fresh mapping; it touches no memory.
-        unsafe { mm::madvise(got, length, mm::Advice::LinuxDontFork) }.map_err(error)?;
+        reservation.keep(reservation.base, length).map_err(error)?;
         Ok(reservation)
     }
 
@@ -133,15 +131,33 @@ impl Reservation {
     /// # Errors
     /// [`MapError`] if the range is not inside the reservation or the kernel refuses.
     pub fn map(&self, at: u64, file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), MapError> {
-        let error = |error| MapError::Piece { offset, bytes, error };
+        let (address, length) = self.place(at, file, offset, bytes)?;
+        self.keep(address, length).map_err(|error| MapError::Piece { offset, bytes, error })
+    }
+
+    /// Maps as [`Self::map`] does, for the caller to keep from children. Returns the address and length.
+    fn place(
+        &self,
+        at: u64,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(usize, usize), MapError> {
         let (address, length) = self.part(at, bytes).ok_or(MapError::Layout(bytes))?;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let pointer = core::ptr::without_provenance_mut(address);
         // SAFETY: the range lies inside this reservation, so no mapping of other code is replaced.
         unsafe { mm::mmap(pointer, length, ProtFlags::READ | ProtFlags::WRITE, flags, file, offset) }
-            .map_err(error)?;
-        // SAFETY: as above; advice about the mapping just made.
-        unsafe { mm::madvise(pointer, length, mm::Advice::LinuxDontFork) }.map_err(error)
+            .map_err(|error| MapError::Piece { offset, bytes, error })?;
+        Ok((address, length))
+    }
+
+    /// Keeps a part, which lies inside, from children: they must not see, or keep alive, memory that is shared with the host.
+    fn keep(&self, address: usize, length: usize) -> Result<(), Errno> {
+        debug_assert!(address - self.base + length <= self.bytes, "the part lies inside");
+        let pointer = core::ptr::without_provenance_mut(address);
+        // SAFETY: advice about mappings of this reservation; it touches no memory.
+        unsafe { mm::madvise(pointer, length, mm::Advice::LinuxDontFork) }
     }
 
     /// Maps private memory of zeroes into the reservation at `at`, readable and writable, replacing earlier mappings. Untouched
@@ -168,8 +184,7 @@ impl Reservation {
         let error = |error| MapError::Reserve { base: at, bytes, error };
         // SAFETY: the range lies inside this reservation; the caller ensures that its mappings are not used any more.
         unsafe { mm::mmap_anonymous(pointer, length, access, flags) }.map_err(error)?;
-        // SAFETY: as above; advice about the mapping just made.
-        unsafe { mm::madvise(pointer, length, mm::Advice::LinuxDontFork) }.map_err(error)
+        self.keep(address, length).map_err(error)
     }
 
     /// Access to `bytes` at `address`, inside the reservation and mapped; elsewhere an access is a fault.
@@ -220,10 +235,16 @@ impl Mapping {
             if !whole || run.bytes > end - at {
                 return Err(MapError::Layout(bytes));
             }
-            reservation.map(at, file, run.offset, run.bytes)?;
+            reservation.place(at, file, run.offset, run.bytes)?;
             at += run.bytes;
         }
-        if at == end { Ok(Mapping { reservation }) } else { Err(MapError::Layout(bytes)) }
+        if at != end {
+            return Err(MapError::Layout(bytes));
+        }
+        // All pieces at once: a call for each would double the time for a guest with scattered pages.
+        let kept = reservation.keep(reservation.base, reservation.bytes);
+        kept.map_err(|error| MapError::Piece { offset: 0, bytes, error })?;
+        Ok(Mapping { reservation })
     }
 
     /// Maps private memory of zeroes, at exactly `base` or at any address for 0. Untouched pages take no memory.

@@ -223,9 +223,11 @@ fn unmapped_pages_of_a_reservation_can_be_mapped_again() {
 #[test]
 fn forked_child_sees_no_shared_pages() {
     let file = file(4, 0);
-    let mapping = Mapping::scattered(0, 2 * PAGE, [(file.as_fd(), run(0, 2))]).unwrap();
-    assert!(!child_sees(mapping.base()));
-    assert!(!child_sees(mapping.base() + PAGE));
+    let pieces = [(file.as_fd(), run(3, 1)), (file.as_fd(), run(0, 2)), (file.as_fd(), run(0, 1))];
+    let mapping = Mapping::scattered(0, 4 * PAGE, pieces).unwrap();
+    for page in 0..4 {
+        assert!(!child_sees(mapping.base() + page * PAGE), "page {page}");
+    }
     let reservation = Reservation::new(free(5), 4 * PAGE).unwrap();
     assert!(!child_sees(reservation.base()), "bare addresses");
     reservation.map(reservation.base() + PAGE, file.as_fd(), 0, PAGE).unwrap();

@@ -192,9 +192,10 @@ fn listed(text: &str) -> Vec<PathBuf> {
 
 /// A file or directory of a list.
 #[derive(Debug, PartialEq, Eq)]
-struct ListedFile {
-    path: PathBuf,
-    access: Access,
+pub(super) struct ListedFile {
+    pub(super) path: PathBuf,
+    pub(super) access: Access,
+    pub(super) is_directory: bool,
     /// Its file system and its number there: another file at the same path differs.
     identity: (u64, u64),
 }
@@ -257,9 +258,9 @@ impl FileList {
         Ok(list)
     }
 
-    /// The paths, with the use of each.
-    pub(super) fn files(&self) -> impl Iterator<Item = (&Path, Access)> {
-        self.files.iter().map(|file| (file.path.as_path(), file.access))
+    /// The files and directories.
+    pub(super) fn files(&self) -> impl Iterator<Item = &ListedFile> {
+        self.files.iter()
     }
 
     /// The paths of files that have these contents in a root.
@@ -281,7 +282,8 @@ impl FileList {
         let found = std::fs::metadata(path)?;
         if !self.files.iter().any(|file| file.path == path) {
             let identity = (found.dev(), found.ino());
-            self.files.push(ListedFile { path: path.to_owned(), access, identity });
+            let is_directory = found.is_dir();
+            self.files.push(ListedFile { path: path.to_owned(), access, is_directory, identity });
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! The rules of the kernel's Landlock for a process: the files of its list, no port of the network, no abstract socket of another
 //! process. They hold beside the process's namespaces, and where the host permits none.
 
-use std::{ffi::CStr, io, os::fd::AsRawFd as _, path::Path};
+use std::{ffi::CStr, io, os::fd::AsRawFd as _};
 
 use ::landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, PathBeneath, PathFd, Ruleset, RulesetAttr as _,
@@ -14,7 +14,7 @@ use rustix::{
     fs::{Mode, OFlags},
 };
 
-use super::files::{Access, OWN_THREADS};
+use super::files::{Access, ListedFile, OWN_THREADS};
 
 /// The newest version with which these rules were tested. A kernel with an older one enforces what it has.
 const VERSION: ABI = ABI::V6;
@@ -32,7 +32,7 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
 /// Rules that allow only these files, or all files of a directory, and signals to others if `signals`. `None` if the kernel has no
 /// Landlock.
 pub(super) fn rules<'a>(
-    files: impl IntoIterator<Item = (&'a Path, Access)>,
+    files: impl IntoIterator<Item = &'a ListedFile>,
     signals: bool,
 ) -> io::Result<Option<OwnedFd>> {
     let mut scope = BitFlags::from(Scope::AbstractUnixSocket);
@@ -45,8 +45,9 @@ pub(super) fn rules<'a>(
             .handle_access(AccessNet::from_all(VERSION))?
             .scope(scope)?
             .create()?;
-        for (path, access) in files {
-            let beneath = PathBeneath::new(PathFd::new(path).map_err(io::Error::other)?, rights(access));
+        for file in files {
+            let opened = PathFd::new(&file.path).map_err(io::Error::other)?;
+            let beneath = PathBeneath::new(opened, rights(file.access));
             rules = rules.add_rule(beneath)?;
         }
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(rules)

@@ -3,7 +3,7 @@
 //! The launcher plans it ([`Root`]) and the new process makes it, between fork and exec ([`super::namespaces`]).
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::{CString, OsStr, OsString},
     fs, io,
     os::unix::ffi::OsStrExt as _,
@@ -53,6 +53,8 @@ pub(super) struct Root {
     steps: Vec<Step>,
     /// Paths that exist in the new root.
     placed: BTreeSet<PathBuf>,
+    /// Paths of the host that were looked up, with the target of each symbolic link: most paths of a list share their first directories.
+    links: BTreeMap<PathBuf, Option<PathBuf>>,
     /// Files of the host that are bound, and directories with all their files; later ones cover earlier ones.
     bound: Vec<(PathBuf, Access)>,
 }
@@ -67,12 +69,11 @@ impl Root {
     pub(super) fn of(list: &FileList) -> io::Result<Self> {
         let mut root = Self::default();
         // The mount of a directory covers those of its files that are there already.
-        let mut files: Vec<_> = list.files().collect();
-        files.sort_by_cached_key(|(path, _)| {
-            let depth = path.canonicalize().map_or(0, |file| file.components().count());
-            (!path.is_dir(), depth)
-        });
-        files.into_iter().try_for_each(|(path, access)| root.add(path, access))?;
+        let (mut directories, files): (Vec<_>, Vec<_>) = list.files().partition(|file| file.is_directory);
+        directories
+            .sort_by_cached_key(|file| file.path.canonicalize().map_or(0, |path| path.components().count()));
+        let mut all = directories.into_iter().chain(files);
+        all.try_for_each(|file| root.add(&file.path, file.is_directory, file.access))?;
         list.replaced().try_for_each(|(path, contents)| root.replace(path, contents))?;
         root.add_own_process(list.names_threads())?;
         root.add_empty_directory(Path::new(EMPTY))?;
@@ -80,13 +81,13 @@ impl Root {
     }
 
     /// Adds a file or directory of the host at its absolute path. Symbolic links in the path exist in the new root, too.
-    fn add(&mut self, path: &Path, access: Access) -> io::Result<()> {
+    fn add(&mut self, path: &Path, is_directory: bool, access: Access) -> io::Result<()> {
         let file = self.follow(path)?;
         match self.bound.iter().rfind(|(bound, _)| file.starts_with(bound)) {
             Some((bound, granted)) if *bound == file || *granted == access => return Ok(()),
             // It is in the bound directory, which is for another use.
             Some(_) => {}
-            None if fs::metadata(&file)?.is_dir() => self.directory(&file)?,
+            None if is_directory => self.directory(&file)?,
             None => {
                 self.steps.push(Step::File { path: c_string(&file)?, contents: Vec::new() });
                 self.placed.insert(file.clone());
@@ -149,13 +150,11 @@ impl Root {
             }
             let next = done.join(name);
             let is_bound = self.bound.iter().any(|(bound, _)| next.starts_with(bound));
-            let metadata = fs::symlink_metadata(&next)?;
-            if metadata.is_symlink() {
+            if let Some(target) = self.target(&next)? {
                 links += 1;
                 if links > LINKS {
                     return Err(rustix::io::Errno::LOOP.into());
                 }
-                let target = fs::read_link(&next)?;
                 if !is_bound && self.placed.insert(next.clone()) {
                     self.steps.push(Step::Link { target: c_string(&target)?, path: c_string(&next)? });
                 }
@@ -171,6 +170,21 @@ impl Root {
             }
         }
         Ok(done)
+    }
+
+    /// The target of a symbolic link of the host; `None` if the file is none.
+    fn target(&mut self, path: &Path) -> io::Result<Option<PathBuf>> {
+        if let Some(known) = self.links.get(path) {
+            return Ok(known.clone());
+        }
+        let target = match fs::read_link(path) {
+            Ok(target) => Some(target),
+            // `EINVAL`, for every other kind of file.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => None,
+            Err(error) => return Err(error),
+        };
+        self.links.insert(path.to_owned(), target.clone());
+        Ok(target)
     }
 }
 
@@ -214,8 +228,8 @@ mod tests {
         std::os::unix::fs::symlink("real", base.join("lib")).unwrap();
         std::os::unix::fs::symlink("lib.so.2", base.join("real/lib.so")).unwrap();
         let mut root = Root::default();
-        root.add(&base.join("lib/lib.so"), Access::Execute).unwrap();
-        root.add(&base.join("real/lib.so.2"), Access::Execute).unwrap();
+        root.add(&base.join("lib/lib.so"), false, Access::Execute).unwrap();
+        root.add(&base.join("real/lib.so.2"), false, Access::Execute).unwrap();
         let base = base.display();
         let all = texts(&root);
         let end = &all[all.len() - 5..];
@@ -238,11 +252,11 @@ mod tests {
         fs::create_dir(base.join("inner")).unwrap();
         fs::write(base.join("inner/file"), "").unwrap();
         let mut root = Root::default();
-        root.add(&base, Access::Write).unwrap();
+        root.add(&base, true, Access::Write).unwrap();
         let before = root.steps().len();
-        root.add(&base.join("inner/file"), Access::Write).unwrap();
+        root.add(&base.join("inner/file"), false, Access::Write).unwrap();
         assert_eq!(root.steps().len(), before);
-        root.add(&base.join("inner/file"), Access::Read).unwrap();
+        root.add(&base.join("inner/file"), false, Access::Read).unwrap();
         let (base, all) = (base.display(), texts(&root));
         assert_eq!(all[before..], [format!("bind /.host{base}/inner/file {base}/inner/file")]);
     }
@@ -283,9 +297,9 @@ mod tests {
         fs::write(base.join("file"), "").unwrap();
         std::os::unix::fs::symlink("../file", base.join("bound/link")).unwrap();
         let mut root = Root::default();
-        root.add(&base.join("bound"), Access::Read).unwrap();
+        root.add(&base.join("bound"), true, Access::Read).unwrap();
         let before = root.steps().len();
-        root.add(&base.join("bound/link"), Access::Read).unwrap();
+        root.add(&base.join("bound/link"), false, Access::Read).unwrap();
         let (base, all) = (base.display(), texts(&root));
         assert_eq!(
             all[before..],
@@ -300,8 +314,8 @@ mod tests {
         let base = place.path().canonicalize().unwrap();
         fs::write(base.join("file"), "").unwrap();
         let mut root = Root::default();
-        root.add(&base.join("file"), Access::Read).unwrap();
-        root.add(&base, Access::Read).unwrap();
+        root.add(&base.join("file"), false, Access::Read).unwrap();
+        root.add(&base, true, Access::Read).unwrap();
         let (base, all) = (base.display(), texts(&root));
         assert_eq!(all.last(), Some(&format!("bind /.host{base} {base}")));
         assert_eq!(all.iter().filter(|step| **step == format!("directory {base}")).count(), 1);
@@ -312,7 +326,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("b", place.path().join("a")).unwrap();
         std::os::unix::fs::symlink("a", place.path().join("b")).unwrap();
-        let error = Root::default().add(&place.path().join("a"), Access::Read).unwrap_err();
+        let error = Root::default().add(&place.path().join("a"), false, Access::Read).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
     }
 }
