@@ -83,14 +83,14 @@ fn session_waits_for_the_worker_that_is_being_started() {
     // Time for that start to begin. If it comes later, the next session is first, and gets the worker that is started first, too.
     sleep(Duration::from_millis(100));
     front.send("open 2");
-    // The daemon gets this message after the one before.
-    assert_eq!(front.ask("close 1"), "closed 1");
+    let sessions = || place.vm(1)["sessions"].as_array().map_or(0, Vec::len);
+    assert_eq!(until(sessions, |sessions| *sessions == 2), 2, "the daemon has the request");
     signal(&launcher, Signal::CONT);
     let answer = front.hear();
     let text = answer.strip_prefix("worker 2 ").unwrap_or_else(|| panic!("no worker: {answer}"));
     let second = pid_of(&serde_json::from_str(text).expect("JSON"));
-    let both = until(|| workers(&daemon), |found| found.len() == 2 && found.contains(&second));
-    let next = both.into_iter().find(|process| *process != second).expect("another worker waits");
+    let next = wait_for(&daemon, 3).into_iter().find(|process| ![first, second].contains(process));
+    let next = next.expect("another worker waits");
     assert!(start_of(second) < start_of(next), "the session got a worker that was started later");
 }
 

@@ -291,6 +291,8 @@ impl Vm {
         device_process.begin(serial);
         match self.take_warm().await {
             Some(warm) => Ok(warm),
+            // A fence ends the worker that was being started.
+            None if fenced() => Err("the VM was fenced meanwhile".to_owned()),
             None => self.launch_worker(session).await,
         }
     }
