@@ -239,9 +239,12 @@ fn small_image_loads_in_100_us_without_a_request_while_there_is_margin() {
         others.push(began.elapsed());
     }
     assert_eq!(arbiter.grants().0.len(), asked, "the margin is not used up");
-    // The shortest ones, because other load on the machine lengthens most of them by more than the bound.
-    let shortest = |times: &[Duration]| times.iter().copied().min().expect("times");
-    let (load, other) = (shortest(&loads), shortest(&others));
+    // Not the medians, because other load on the machine may lengthen most of them by more than the bound.
+    let tenth = |times: &mut Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() / 10]
+    };
+    let (load, other) = (tenth(&mut loads), tenth(&mut others));
     println!("{load:?} for an image, {other:?} for another call to the same thread");
     if cfg!(debug_assertions) {
         return sluice_skip::skip("the time is meaningful only in optimised code");
