@@ -23,19 +23,25 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         let waited = started.elapsed();
         assert!(waited < TIMEOUT, "not within {TIMEOUT:?}: {what}");
-        if waited < QUICK { thread::yield_now() } else { thread::sleep(QUICK) }
+        give_way(waited);
     }
 }
 
-/// Repeats a question until the answer is as wanted, or until the limit has passed. Returns the last answer. Each question gives
-/// the asked process time to continue.
+/// Leaves the processor to others between two questions.
+fn give_way(waited: Duration) {
+    if waited < QUICK { thread::yield_now() } else { thread::sleep(QUICK) }
+}
+
+/// Repeats a question until the answer is as wanted, or until the limit has passed. Returns the last answer.
 pub fn until<T>(mut ask: impl FnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
     let started = Instant::now();
     loop {
         let answer = ask();
-        if wanted(&answer) || started.elapsed() > TIMEOUT {
+        let waited = started.elapsed();
+        if wanted(&answer) || waited > TIMEOUT {
             return answer;
         }
+        give_way(waited);
     }
 }
 

@@ -16,7 +16,7 @@ use sluice_api::{
     v1::{Placement, VmRequest},
 };
 use sluice_kit::{
-    processes::Started,
+    processes::{Started, wait_gone, watch},
     wait::{TIMEOUT, until},
 };
 use tempfile::TempDir;
@@ -191,6 +191,9 @@ impl Place {
     /// As [`Self::wait_empty`], except for one process.
     pub(crate) fn wait_empty_but(&self, but: Option<u32>) {
         let others = || self.processes().into_iter().filter(|pid| Some(*pid) != but).collect::<Vec<_>>();
+        // The process may end before it can be watched.
+        others().into_iter().filter_map(watch).for_each(|process| wait_gone(&process));
+        // A process that is ending has no command line, by which it is found.
         let left = until(others, Vec::is_empty);
         assert_eq!(left, [] as [u32; 0], "processes were left");
     }
