@@ -114,9 +114,9 @@ fn landlock() -> Finding {
         .and_then(Ruleset::create);
     match rules {
         Ok(_) => Finding::good(NAME, "processes can be confined to a list of files"),
-        Err(_) => {
-            let advice = "start a kernel that has Landlock with landlock in lsm=: without it only namespaces and users confine processes";
-            Finding::new(NAME, Verdict::Poor, "off", advice)
+        Err(error) => {
+            let advice = "start a kernel that has Landlock with landlock in lsm=, and let a container's filter permit it: without it only namespaces and users confine processes";
+            Finding::new(NAME, Verdict::Poor, format!("off: {error}"), advice)
         }
     }
 }
