@@ -218,7 +218,8 @@ pub struct Mapping {
 
 impl Mapping {
     /// Maps pieces of files one behind the other, at exactly `base` or at any address for 0. The caller has checked the runs
-    /// against the files' sizes: an access behind the end of a file is a SIGBUS.
+    /// against the files' sizes: an access behind the end of a file is a SIGBUS. A child that the process makes before this returns
+    /// may inherit the pages.
     ///
     /// # Errors
     /// [`MapError`] if addresses are taken, pieces are not whole pages, or the kernel refuses.
