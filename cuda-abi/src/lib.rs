@@ -7,6 +7,7 @@
 //! - [`image`]: a bounded reader for the kernel images that a program passes to the driver;
 //! - [`descriptors`]: structures that describe arrays, textures and surfaces;
 //! - [`jit`]: the options of the driver's compiler and linker;
+//! - [`occupancy`]: the threads that registers suffice for;
 //! - [`resources`]: the structures of resources of devices.
 //!
 //! The code of libraries that take the vendor's place in a program is not here, because the worker needs none of it:
@@ -19,6 +20,7 @@ pub mod attributes;
 pub mod descriptors;
 pub mod image;
 pub mod jit;
+pub mod occupancy;
 mod perfect_hash;
 pub mod resources;
 pub mod status;

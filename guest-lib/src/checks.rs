@@ -15,6 +15,7 @@ use crate::{
         memory::{blocks::READ_WRITE, device_map::RangeOrigin},
     },
 };
+use sluice_cuda_abi::occupancy::resident_threads;
 use sluice_cuda_graphs::{Copy3D, CopySide, MemoryOperation, layout, memory_type};
 use sluice_protocol::{
     field::ElementSize,
@@ -339,9 +340,11 @@ impl LaunchShape {
         }
         if threads > u64::from(function.bytes(attribute::MAX_THREADS_PER_BLOCK)) {
             // The driver tells a function with too many registers from one that is bounded.
-            let registers = threads * u64::from(function.bytes(attribute::NUM_REGS));
-            let has_registers =
-                registers <= u64::from(device.bound(device_attribute::MAX_REGISTERS_PER_BLOCK));
+            let resident = resident_threads(
+                device.bound(device_attribute::MAX_REGISTERS_PER_BLOCK),
+                function.bytes(attribute::NUM_REGS),
+            );
+            let has_registers = threads <= u64::from(resident);
             return Err(if has_registers { Error::INVALID_VALUE } else { Error::LAUNCH_OUT_OF_RESOURCES });
         }
         let most_shared = function

@@ -4,6 +4,7 @@
 #include <csetjmp>
 #include <csignal>
 #include <cstring>
+#include <string>
 #include <unistd.h>
 
 // Programs may still make calls that cuda.h discourages.
@@ -27,6 +28,19 @@ static const char PTX[] = R"(
 }
 .visible .entry bounded() .maxntid 64, 1, 1 { ret; }
 )";
+
+// PTX of a kernel that takes 96 registers: its values are all alive at once.
+static std::string of_many_registers() {
+    std::string loads, stores;
+    for (int i = 0; i < 400; i++) {
+        std::string value = "%rd" + std::to_string(i), place = "[%to+" + std::to_string(8 * i) + "]";
+        loads += "ld.volatile.global.u64 " + value + ", " + place + ";\n";
+        stores += "st.volatile.global.u64 " + place + ", " + value + ";\n";
+    }
+    return ".version 7.0\n.target sm_80\n.address_size 64\n.visible .global .align 8 .b8 words[3200];\n"
+           ".visible .entry large() .maxnreg 96 { .reg .b64 %rd<400>, %to;\nmov.u64 %to, words;\n" +
+           loads + stores + "ret; }";
+}
 
 static bool passed = true;
 static sigjmp_buf before;
@@ -233,10 +247,10 @@ int main() {
     CUcontext context = nullptr, other = nullptr, doomed = nullptr;
     CUstream stream = nullptr, foreign = nullptr, gone = nullptr;
     CUevent event = nullptr, untimed = nullptr, elsewhere = nullptr, dead = nullptr;
-    CUmodule module = nullptr, other_module = nullptr;
+    CUmodule module = nullptr, other_module = nullptr, large_module = nullptr;
     CUlibrary held = nullptr, library = nullptr;
     CUkernel kernel = nullptr, other_kernel = nullptr;
-    CUfunction nothing = nullptr, store = nullptr, bounded = nullptr, found = nullptr;
+    CUfunction nothing = nullptr, store = nullptr, bounded = nullptr, large = nullptr, found = nullptr;
     CUdeviceptr memory = 0, address = 0;
     CUmemoryPool pool = nullptr, other_pool = nullptr;
     CUmemGenericAllocationHandle block = 0, other_block = 0;
@@ -996,6 +1010,8 @@ int main() {
     MUST(cuModuleGetFunction, &nothing, module, "nothing");
     MUST(cuModuleGetFunction, &store, module, "store");
     MUST(cuModuleGetFunction, &bounded, module, "bounded");
+    MUST(cuModuleLoadData, &large_module, of_many_registers().c_str());
+    MUST(cuModuleGetFunction, &large, large_module, "large");
     ROW("attribute 1000", cuFuncGetAttribute, &number, (CUfunction_attribute)1000, nothing);
     ROW("updates by the device", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_DEVICE_NODE_UPDATE_SUPPORTED, nothing);
     ROW("the mode of shared memory", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_SHARED_MEMORY_MODE, nothing);
@@ -1101,6 +1117,8 @@ int main() {
         ROW("without its parameters", cuLaunchKernel, store, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr);
         ROW("more threads than its bound", cuLaunchKernel, bounded, 1, 1, 1, 65, 1, 1, 0, stream, nullptr, nullptr);
         ROW("more threads than the device's", cuLaunchKernel, bounded, 1, 1, 1, 1025, 1, 1, 0, stream, nullptr, nullptr);
+        ROW("641 threads of 96 registers", cuLaunchKernel, large, 1, 1, 1, 641, 1, 1, 0, stream, nullptr, nullptr);
+        ROW("672 threads of 96 registers", cuLaunchKernel, large, 1, 1, 1, 672, 1, 1, 0, stream, nullptr, nullptr);
         ROW("more blocks than are resident", cuLaunchCooperativeKernel, nothing, 1 << 20, 1, 1, 32, 1, 1, 0, stream,
             nullptr);
         MUST(cuLaunchKernel, nothing, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr);

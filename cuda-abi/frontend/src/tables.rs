@@ -18,6 +18,8 @@ use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use sluice_cuda_abi::sys::CUresult;
 
@@ -49,7 +51,7 @@ pub trait Hooks: Sync {
     fn driver_version(&self) -> u32;
     /// Called each time a requested table is refused; a log should name each table once.
     fn refused(&self, uuid: [u8; 16]);
-    /// Called for each call of an unsupported slot of a supported table; a log should name each slot once.
+    /// Called for the first call in a process of each unsupported slot of a supported table.
     fn unsupported(&self, uuid: [u8; 16], slot: usize);
     /// Returns the functions for a management library of the same system; `None` if there are none.
     fn monitor(&self) -> Option<&dyn Monitor> {
@@ -330,10 +332,41 @@ impl From<u32> for Error {
     }
 }
 
+/// The supported tables.
+const TABLES: [[u8; 16]; 11] = [
+    CUDART_INTERFACE,
+    RUNTIME_CALLBACKS,
+    TOOLS_TLS,
+    CONTEXT_STORAGE,
+    HANDSHAKE,
+    CONTEXT_CHECKS,
+    TOOLS_CONTEXT,
+    CUBLAS,
+    CUPTI,
+    MODULE_FUNCTIONS,
+    MONITOR,
+];
+
+/// The slots that were reported, by the position of their table. A forked child could wait for ever for a lock.
+static REPORTED: [[AtomicBool; MOST_SLOTS]; TABLES.len()] =
+    [const { [const { AtomicBool::new(false) }; MOST_SLOTS] }; TABLES.len()];
+
+/// Returns the position of a table in [`TABLES`]; another table does not compile.
+const fn position(table: u128) -> usize {
+    let mut position = 0;
+    while number(TABLES[position]) != table {
+        position += 1;
+    }
+    position
+}
+
 /// The function of an unsupported slot. It reads no argument.
 extern "C" fn unsupported<const TABLE: u128, const SLOT: usize>() -> u32 {
     let report = || {
-        if let Some(hooks) = HOOKS.get() {
+        let reported = &REPORTED[const { position(TABLE) }][SLOT];
+        if let Some(hooks) = HOOKS.get()
+            && !reported.swap(true, Relaxed)
+        {
             hooks.unsupported(id(TABLE), SLOT);
         }
         Err(Error::NOT_SUPPORTED)

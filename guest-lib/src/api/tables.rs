@@ -4,10 +4,7 @@ use crate::{error::Error, lifetime, log, process, state::thread};
 use sluice_cuda_frontend::In;
 use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 use sluice_protocol::{calls::wire, field::Ordinal};
-use std::{
-    collections::{BTreeSet, HashSet},
-    sync::Mutex,
-};
+use std::{collections::HashSet, sync::Mutex};
 
 struct Shim;
 
@@ -72,13 +69,9 @@ impl Hooks for Shim {
     }
 
     fn unsupported(&self, uuid: [u8; 16], slot: usize) {
-        static SEEN: Mutex<BTreeSet<([u8; 16], usize)>> = Mutex::new(BTreeSet::new());
-        let mut seen = SEEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if seen.insert((uuid, slot)) {
-            let name = tables::name(uuid).unwrap_or("unknown");
-            let table = u128::from_be_bytes(uuid);
-            log::warn(format_args!("slot {slot} of export table {name} ({table:032x}) is not supported"));
-        }
+        let name = tables::name(uuid).unwrap_or("unknown");
+        let table = u128::from_be_bytes(uuid);
+        log::warn(format_args!("slot {slot} of export table {name} ({table:032x}) is not supported"));
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
+use sluice_cuda_abi::occupancy::resident_threads;
 use sluice_cuda_frontend::environment::Environment;
 use sluice_cuda_frontend::launch_parameters;
 use softgpu_engine::{Fault, FaultKind, Launch, Memory, Runtime};
@@ -194,10 +195,10 @@ fn check(callable: &Callable, request: &Shape) -> Result {
     if threads > MAX_THREADS {
         return Err(Error::INVALID_VALUE);
     }
-    // The device could run that many threads, but this function cannot: it has too few registers, or is bounded.
+    // The device could run that many threads, but this function cannot: it takes too many registers, or is bounded.
     if threads > entry.max_threads {
-        let has_registers = entry.registers * threads <= callable.capability().registers_per_multiprocessor;
-        return Err(if has_registers { Error::INVALID_VALUE } else { Error::LAUNCH_OUT_OF_RESOURCES });
+        let resident = resident_threads(callable.capability().registers_per_multiprocessor, entry.registers);
+        return Err(if threads > resident { Error::LAUNCH_OUT_OF_RESOURCES } else { Error::INVALID_VALUE });
     }
     if entry.required_block.is_some_and(|required| required != request.block) {
         return Err(Error::INVALID_VALUE);

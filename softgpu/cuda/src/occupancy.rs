@@ -2,15 +2,11 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use sluice_cuda_abi::occupancy::resident_threads;
 use softgpu_device::Capability;
 
 use crate::capability::WARP;
 use crate::module::Callable;
-
-/// Unit in which registers are allocated to warps.
-const REGISTER_UNIT: u32 = 256;
-/// Number of register files that warps share.
-const PARTITIONS: u32 = 4;
 
 /// Number of blocks that one multiprocessor holds.
 pub(crate) fn blocks(callable: &Callable, threads: u32, dynamic_shared: u64) -> u32 {
@@ -26,11 +22,7 @@ pub(crate) fn blocks(callable: &Callable, threads: u32, dynamic_shared: u64) -> 
 fn per_multiprocessor(of: &Capability, threads: u32, registers: u32, shared: u64) -> u32 {
     let warps = threads.div_ceil(WARP);
     let by_threads = of.threads_per_multiprocessor / WARP / warps;
-    let by_registers = match registers.saturating_mul(WARP).checked_next_multiple_of(REGISTER_UNIT) {
-        Some(0) => u32::MAX,
-        Some(per_warp) => of.registers_per_multiprocessor / PARTITIONS / per_warp * PARTITIONS / warps,
-        None => 0,
-    };
+    let by_registers = resident_threads(of.registers_per_multiprocessor, registers) / WARP / warps;
     let shared = (shared + u64::from(of.shared_reserved)).next_multiple_of(u64::from(of.shared_unit));
     let by_shared = u64::from(of.shared_per_multiprocessor).checked_div(shared).unwrap_or(u64::MAX);
     let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);

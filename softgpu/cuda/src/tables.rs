@@ -17,8 +17,6 @@ struct Answers;
 
 static ANSWERS: Answers = Answers;
 static REFUSED: Mutex<BTreeSet<[u8; 16]>> = Mutex::new(BTreeSet::new());
-/// Called unsupported slots that were named already.
-static UNSUPPORTED: Mutex<BTreeSet<([u8; 16], usize)>> = Mutex::new(BTreeSet::new());
 
 /// Connects the tables to this driver.
 pub(crate) fn install() {
@@ -73,8 +71,6 @@ impl Hooks for Answers {
     }
 
     fn unsupported(&self, uuid: [u8; 16], slot: usize) {
-        if lock(&UNSUPPORTED).insert((uuid, slot)) {
-            log!("slot {slot} of export table {uuid:02x?} is not supported");
-        }
+        log!("slot {slot} of export table {uuid:02x?} is not supported");
     }
 }

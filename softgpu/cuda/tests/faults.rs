@@ -42,6 +42,31 @@ fn invalid_launch_is_refused_at_once_and_leaves_the_context_sound() {
     ok!(cuCtxSynchronize());
 }
 
+// Promise: S65
+#[test]
+fn block_too_large_for_the_registers_is_told_from_one_above_its_bound() {
+    let _context = Context::new();
+    let live: String = (0..400).map(|n| format!("mov.u64 %d{n}, %clock64;\n")).collect();
+    let used: String = (1..400).map(|n| format!("add.u64 %d0, %d0, %d{n};\n")).collect();
+    // Registers for 682 threads by their number, but warps get theirs from four register files.
+    let module = module(&format!(
+        ".visible .entry large(.param .u64 to) .maxnreg 96\n\
+         {{ .reg .b64 %d<400>; .reg .b64 %to; {live}{used} ld.param.u64 %to, [to]; st.global.u64 [%to], %d0; ret; }}\n\
+         .visible .entry bounded() .maxntid 64, 1, 1 {{ ret; }}"
+    ));
+    let (large, bounded) = (function(module, "large"), function(module, "bounded"));
+    let word = allocate(8);
+    for (block, expected) in
+        [(641, OUT_OF_RESOURCES), (672, OUT_OF_RESOURCES), (1025, INVALID_VALUE), (640, 0)]
+    {
+        assert_eq!(launch(large, 1, block, 0, &mut [word]), expected, "{block} threads of 96 registers");
+    }
+    for block in [65, 641, 1024] {
+        assert_eq!(launch(bounded, 1, block, 0, &mut []), INVALID_VALUE, "{block} threads above the bound");
+    }
+    ok!(cuCtxSynchronize());
+}
+
 #[test]
 fn out_of_bounds_write_poisons_only_its_context_permanently() {
     let context = Context::new();

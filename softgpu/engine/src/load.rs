@@ -3,6 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
+use sluice_cuda_abi::occupancy::resident_threads;
+
 use crate::api::{Global, Kernel, LoadError, LoadErrorKind};
 use crate::exec::machine;
 use crate::image::Reference;
@@ -176,8 +178,7 @@ fn kernel(
     let most = f.max_registers.map_or((REGISTERS / max_threads / 8 * 8).min(128), |_| MOST_REGISTERS);
     let registers = (slots / 3 + 8).clamp(LEAST_REGISTERS, most);
     let registers = max_registers.map_or(registers, |limit| registers.min(limit.max(LEAST_REGISTERS)));
-    // As many warps as the registers of a multiprocessor suffice for.
-    let resident = REGISTERS / PARTITIONS / (registers * 32).next_multiple_of(256) * PARTITIONS * 32;
+    let resident = resident_threads(REGISTERS, registers);
     Kernel {
         name: f.name.to_owned(),
         params: lowered.params.clone(),
@@ -198,8 +199,6 @@ const LEAST_REGISTERS: u32 = 16;
 const MOST_REGISTERS: u32 = 255;
 /// Registers of a multiprocessor, the same for all capabilities.
 const REGISTERS: u32 = 1 << 16;
-/// Register files of a multiprocessor.
-const PARTITIONS: u32 = 4;
 
 fn twice(name: &str, line: u32) -> LoadError {
     LoadError { kind: LoadErrorKind::Syntax, line, message: format!("{name} is defined twice") }

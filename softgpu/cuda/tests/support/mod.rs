@@ -496,6 +496,7 @@ pub(crate) const INVALID_HANDLE: u32 = 400;
 pub(crate) const NOT_FOUND: u32 = 500;
 pub(crate) const NOT_READY: u32 = 600;
 pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
+pub(crate) const OUT_OF_RESOURCES: u32 = 701;
 pub(crate) const TOO_LARGE: u32 = 720;
 pub(crate) const NOT_SUPPORTED: u32 = 801;
 
