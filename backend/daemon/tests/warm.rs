@@ -13,6 +13,7 @@ use sluice_kit::{
     processes::{is_alive, signal, wait_gone, watch},
     wait::until,
 };
+use sluice_runtime::process::Identity;
 
 /// Longer than a worker may be without a session that it belongs to.
 const UNKNOWN: Duration = Duration::from_secs(13);
@@ -59,13 +60,6 @@ fn session_gets_the_worker_that_waits_for_it() {
     assert_eq!(pid_of(&front.open(2)), next[0]);
 }
 
-/// Ticks from the start of the host to that of a process.
-fn start_of(process: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("a process");
-    let fields = stat.rsplit_once(')').expect("a name").1;
-    fields.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).expect("a start")
-}
-
 // Promise: P61
 #[test]
 fn session_waits_for_the_worker_that_is_being_started() {
@@ -91,7 +85,8 @@ fn session_waits_for_the_worker_that_is_being_started() {
     let second = pid_of(&serde_json::from_str(text).expect("JSON"));
     let next = wait_for(&daemon, 3).into_iter().find(|process| ![first, second].contains(process));
     let next = next.expect("another worker waits");
-    assert!(start_of(second) < start_of(next), "the session got a worker that was started later");
+    let started = |process| Identity::of(process).expect("a living process").started;
+    assert!(started(second) < started(next), "the session got a worker that was started later");
 }
 
 // Promise: P61
