@@ -23,12 +23,13 @@ use crate::{
         objects::{ImageObjects, Plain, PlainObjects},
         peers::Peers,
         shared_events::SharedEvents,
-        streams::{NON_BLOCKING, PER_THREAD, StreamRef, Streams},
+        streams::{NON_BLOCKING, StreamRef, Streams},
         thread,
     },
     transport::{self, TransportError},
 };
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use sluice_cuda_frontend::handles::PER_THREAD_STREAM;
 use sluice_protocol::{
     calls::wire,
     field::Take,
@@ -90,11 +91,11 @@ impl ProcessState {
 
     /// The stream of a handle as a call got it; 0 and the two special values mean streams of the current context.
     pub(crate) fn stream_or_default(&self, call: Call, handle: u64) -> Result<StreamRef<'_>> {
-        if handle > PER_THREAD {
+        if handle > PER_THREAD_STREAM {
             return self.streams.by_id(handle);
         }
         let context = self.current()?;
-        if handle == PER_THREAD || (handle == 0 && call.per_thread) {
+        if handle == PER_THREAD_STREAM || (handle == 0 && call.per_thread) {
             if context.green != 0 {
                 // A green context has no default streams of threads.
                 return Err(Error::INVALID_HANDLE);

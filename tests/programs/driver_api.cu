@@ -108,11 +108,13 @@ int main() {
     EXPORTED(cuMemFreeHost);
     EXPORTED(cuModuleGetGlobal);
     EXPORTED(cuModuleUnload);
+    EXPORTED(cuGetExportTable);
+    EXPORTED(cuStreamGetId);
     bool all_exported = get_proc_address && p_cuInit && p_cuDriverGetVersion && p_cuDeviceGetCount && p_cuDeviceGet &&
                         p_cuDeviceGetAttribute && p_cuGetErrorName && p_cuCtxSetCurrent && p_cuCtxGetCurrent &&
                         p_cuCtxDestroy && p_cuDevicePrimaryCtxRetain && p_cuDevicePrimaryCtxRelease && p_cuMemAlloc &&
                         p_cuMemFree && p_cuMemcpyHtoD && p_cuMemcpyDtoH && p_cuMemsetD32 && p_cuModuleGetGlobal &&
-                        p_cuModuleUnload;
+                        p_cuModuleUnload && p_cuGetExportTable && p_cuStreamGetId;
     expect("exported names", all_exported);
     if (!all_exported) return verdict(false);
 
@@ -248,6 +250,25 @@ int main() {
     expect("a value in pinned memory", !mapped || *flag == 0x99aabbccddeeff00ull);
     MUST(p_cuMemFreeHost(flag));
     MUST(p_cuMemFree(values));
+
+    // cuBLAS keeps a workspace for each stream, which it names by two functions of an export table.
+    const unsigned char uuid[] = {0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48,
+                                  0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2};
+    const void *tools;
+    MUST(p_cuGetExportTable(&tools, (const CUuuid *)uuid));
+    const auto slots = (void *const *)tools;
+    const auto object_of = (CUresult(*)(CUcontext, CUstream, void **, unsigned))slots[51];
+    const auto id_of = (CUresult(*)(CUcontext, void *, unsigned long long *))slots[39];
+    int different = 0;
+    for (CUstream each : {CUstream(nullptr), CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, stream}) {
+        void *object;
+        unsigned long long id = 0, documented = 0;
+        MUST(object_of(primary, each, &object, each == CU_STREAM_PER_THREAD));
+        MUST(id_of(primary, object, &id));
+        MUST(p_cuStreamGetId(each, &documented));
+        different += id != documented;
+    }
+    expect("a library finds the id of each stream", different == 0);
 
     // A context of our own beside the primary one.
     MUST(p_cuCtxCreate(&own, 0, device));

@@ -307,6 +307,15 @@ pub fn python_packages() -> Result<Packages> {
     Ok(Packages { folder, python: wheels::python()? })
 }
 
+/// The folder of cuBLAS's library for [`python_packages`].
+///
+/// # Errors
+/// When it is neither in the cache nor can be downloaded.
+pub fn cublas() -> Result<PathBuf> {
+    let folder = wheels::install("cublas", "cuBLAS", &["nvidia-cublas-cu12==12.9.1.4"])?;
+    Ok(folder.join("nvidia/cublas/lib"))
+}
+
 /// Monitors with their dependencies.
 ///
 /// # Errors

@@ -382,6 +382,26 @@ fn cupy_computes() -> Result<()> {
         .map(drop)
 }
 
+/// On a device of the capability for which cuBLAS has kernels as PTX.
+// Promise: C140
+#[test]
+#[ignore = "for the full tier: downloads 550 MB of cuBLAS"]
+fn routines_of_cublas_are_the_same_natively_and_remoted() -> Result<()> {
+    let kernels = tempfile::tempdir().context("a folder for compiled kernels")?;
+    let packages = clients::python_packages()?;
+    let mut libraries = OsString::from(packages.folder.join("nvidia/cuda_nvrtc/lib"));
+    libraries.push(":");
+    libraries.push(clients::cublas()?);
+    python("cupy_cublas.py")?
+        .set("LD_LIBRARY_PATH", libraries)
+        .set("SLUICE_SOFTGPU_MODEL", "RTX5090-32")
+        .set("CUPY_COMPILE_WITH_PTX", "1")
+        .set("CUPY_ACCELERATORS", "")
+        .set("CUPY_CACHE_DIR", kernels.path())
+        .passes_both_ways()
+        .map(drop)
+}
+
 /// On a device of its own, whose memory no other test takes while two answers are compared.
 // Promise: G10, G11
 #[test]

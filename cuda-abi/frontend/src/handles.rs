@@ -2,6 +2,11 @@
 //!
 //! A handle contains its kind and a generation, so that a stale handle, or one of another kind, is refused.
 
+/// `CU_STREAM_LEGACY`, the default stream of the current context.
+pub const LEGACY_STREAM: u64 = 1;
+/// `CU_STREAM_PER_THREAD`, the calling thread's default stream in the current context. Handles of created streams are greater.
+pub const PER_THREAD_STREAM: u64 = 2;
+
 /// The kind of object that a handle names. Kinds below 0x40 belong to the software GPU's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

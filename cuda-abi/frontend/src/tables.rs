@@ -24,6 +24,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use sluice_cuda_abi::sys::CUresult;
 
 use crate::entry::{ErrorCode, enter};
+use crate::handles::{LEGACY_STREAM, PER_THREAD_STREAM};
 pub use crate::identity::DeviceIdentity;
 use crate::pointers;
 use crate::storage::Storage;
@@ -41,6 +42,8 @@ pub trait Hooks: Sync {
     fn current_context(&self) -> usize;
     /// Returns the id of a context (not 0), as `cuCtxGetId` does.
     fn context_id(&self, context: usize) -> Result<u64, u32>;
+    /// Returns the id of a stream, as `cuStreamGetId` does. The special handles 1 and 2 are streams of the current context.
+    fn stream_id(&self, stream: u64) -> Result<u64, u32>;
     /// Loads an image into the current context, as `cuModuleLoadData` does. Returns the module.
     fn load_module(&self, image: pointers::In<u8, u32>) -> Result<usize, u32>;
     /// Returns the functions of a module, in the order of `cuModuleEnumerateFunctions`.
@@ -181,7 +184,7 @@ pub const CONTEXT_STORAGE: [u8; 16] = id(0xc693336e_1121_df11_a8c3_68f355d89593)
 pub const HANDSHAKE: [u8; 16] = id(0xd4082055_bde6_704b_8d34_ba123c66e1f2);
 /// Checks that a context may be used.
 pub const CONTEXT_CHECKS: [u8; 16] = id(0x263e8860_7cd2_6143_92f6_bbd5006dfa7e);
-/// The id of a context, for tools and cuBLASLt.
+/// The ids of contexts and streams, for tools, cuBLAS and cuBLASLt.
 pub const TOOLS_CONTEXT: [u8; 16] = id(0x21318c60_9714_3248_8ca6_41ff7324c8f2);
 /// Without this table cuBLASLt crashes.
 pub const CUBLAS: [u8; 16] = id(0x1734dc26_800d_4745_8726_c0f1e7dd8bca);
@@ -283,8 +286,11 @@ static CONTEXT_CHECKS_TABLE: FunctionTable<15> = FunctionTable::new::<{ number(C
     (2, check_context as *const c_void),
     (3, check_driver as *const c_void),
 ]);
-static TOOLS_CONTEXT_TABLE: FunctionTable<95> =
-    FunctionTable::new::<{ number(TOOLS_CONTEXT) }>(&[(4, context_id as *const c_void)]);
+static TOOLS_CONTEXT_TABLE: FunctionTable<95> = FunctionTable::new::<{ number(TOOLS_CONTEXT) }>(&[
+    (4, context_id as *const c_void),
+    (39, stream_id as *const c_void),
+    (51, stream_object as *const c_void),
+]);
 static CUBLAS_TABLE: FunctionTable<64> = FunctionTable::new::<{ number(CUBLAS) }>(&[]);
 static CUPTI_TABLE: FunctionTable<64> = FunctionTable::new::<{ number(CUPTI) }>(&[]);
 static MODULE_FUNCTIONS_TABLE: FunctionTable<64> =
@@ -600,4 +606,31 @@ extern "C" fn check_driver() -> u32 {
 
 extern "C" fn context_id(context: usize, id: Out<u64>) -> u32 {
     with_hooks(|hooks| id.set(hooks.context_id(resolve(hooks, context)?)?))
+}
+
+/// Returns the id of a stream that [`stream_object`] returned. cuBLAS keeps a workspace for each id.
+extern "C" fn stream_id(context: usize, object: u64, id: Out<u64>) -> u32 {
+    with_hooks(|hooks| id.set(stream_in(hooks, context, object)?))
+}
+
+/// Returns the object of a stream. Its handle serves, because callers only pass it to [`stream_id`]. With `per_thread`, stream 0 is
+/// the calling thread's.
+extern "C" fn stream_object(context: usize, stream: u64, object: Out<u64>, per_thread: u32) -> u32 {
+    with_hooks(|hooks| {
+        let handle = match (stream, per_thread) {
+            (0, 0) => LEGACY_STREAM,
+            (0, _) => PER_THREAD_STREAM,
+            (stream, _) => stream,
+        };
+        stream_in(hooks, context, handle)?;
+        object.set(handle)
+    })
+}
+
+/// Returns the id of a stream in a context, which must be current if the stream is one of its default streams.
+fn stream_in(hooks: &dyn Hooks, context: usize, stream: u64) -> Result<u64> {
+    if stream <= PER_THREAD_STREAM && resolve(hooks, context)? != hooks.current_context() {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    Ok(hooks.stream_id(stream)?)
 }

@@ -45,6 +45,9 @@ impl Hooks for Driver {
     fn context_id(&self, context: usize) -> Result<u64, u32> {
         if context == 0xdead { Err(709) } else { Ok(context as u64 + 5) }
     }
+    fn stream_id(&self, stream: u64) -> Result<u64, u32> {
+        if stream == 0xdead { Err(400) } else { Ok(stream + 7) }
+    }
     fn load_module(&self, image: In<u8, u32>) -> Result<usize, u32> {
         if image.address() == 0xbad { Err(200) } else { Ok(usize::try_from(image.address()).unwrap() + 1) }
     }
@@ -126,7 +129,7 @@ const SERVED: &[([u8; 16], usize, &[usize])] = &[
     #[cfg(feature = "cudart-handshake")]
     (tables::HANDSHAKE, 3, &[1]),
     (tables::CONTEXT_CHECKS, 15, &[2, 3]),
-    (tables::TOOLS_CONTEXT, 95, &[4]),
+    (tables::TOOLS_CONTEXT, 95, &[4, 39, 51]),
     (tables::CUBLAS, 64, &[]),
     (tables::CUPTI, 64, &[]),
     (tables::MODULE_FUNCTIONS, 64, &[7]),
@@ -220,6 +223,38 @@ fn context_slots_return_values_of_the_driver_and_refuse_bad_arguments() {
     CURRENT.set(0);
     assert_eq!(call(tables::TOOLS_CONTEXT, 4, 0_usize, &raw mut id, 0), 201);
     assert_eq!(id, 0xc5);
+}
+
+// Promise: C140
+#[test]
+fn stream_slots_name_the_default_streams_and_refuse_those_of_other_contexts() {
+    type Object = unsafe extern "C" fn(usize, u64, *mut u64, u32) -> u32;
+    // SAFETY: the slot has this type.
+    let object_of: Object = unsafe { std::mem::transmute(slot(tables::TOOLS_CONTEXT, 51)) };
+    CURRENT.set(0xc0);
+    for (stream, per_thread, expected) in
+        [(0, 0, 1), (1, 0, 1), (0, 1, 2), (2, 1, 2), (0x5000, 0, 0x5000), (0x5000, 1, 0x5000)]
+    {
+        let (mut object, mut id) = (0, 0);
+        // SAFETY: the place is valid.
+        assert_eq!(unsafe { object_of(0xc0, stream, &raw mut object, per_thread) }, 0, "{stream:#x}");
+        assert_eq!(object, expected, "{stream:#x}");
+        assert_eq!(call(tables::TOOLS_CONTEXT, 39, 0xc0_usize, object, &raw mut id), 0);
+        assert_eq!(id, expected + 7);
+    }
+    let mut object = 9;
+    for (context, stream, expected) in [(0xc1, 0, NOT_SUPPORTED), (0xc0, 0xdead, 400), (0xc1, 0x5000, 0)] {
+        object = 9;
+        // SAFETY: as above.
+        assert_eq!(unsafe { object_of(context, stream, &raw mut object, 0) }, expected, "{context:#x}");
+        assert_eq!(object == 9, expected != 0);
+    }
+    assert_eq!(call(tables::TOOLS_CONTEXT, 39, 0xc1_usize, 1_u64, &raw mut object), NOT_SUPPORTED);
+    // SAFETY: a null place is refused.
+    assert_eq!(unsafe { object_of(0xc0, 0, ptr::null_mut(), 0) }, 1);
+    CURRENT.set(0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { object_of(0, 0, &raw mut object, 0) }, 201);
 }
 
 // Promise: C125

@@ -8,12 +8,12 @@ use crate::{
     process::{self, ProcessState},
     state::{
         green::view,
-        streams::{NON_BLOCKING, PER_THREAD, StreamRef},
+        streams::{NON_BLOCKING, StreamRef},
     },
     turns,
 };
 use core::ffi::{c_int, c_uint, c_void};
-use sluice_cuda_frontend::stream_attributes;
+use sluice_cuda_frontend::{handles::PER_THREAD_STREAM, stream_attributes};
 use sluice_cuda_graphs::Work;
 use sluice_protocol::calls::wire;
 
@@ -44,7 +44,7 @@ pub(crate) fn cuStreamCreateWithPriority(_: Call, place: Out<u64>, flags: c_uint
 
 pub(crate) fn cuStreamDestroy_v2(call: Call, stream: u64) -> Result {
     let process = process::get()?;
-    if stream <= PER_THREAD {
+    if stream <= PER_THREAD_STREAM {
         return Err(Error::INVALID_HANDLE);
     }
     if process.streams.destroy_detached(stream) {

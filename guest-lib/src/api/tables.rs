@@ -1,6 +1,6 @@
 //! The shim's functions behind the export tables.
 
-use crate::{error::Error, lifetime, log, process, state::thread};
+use crate::{arguments::Call, error::Error, lifetime, log, process, state::thread};
 use sluice_cuda_frontend::In;
 use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 use sluice_protocol::{calls::wire, field::Ordinal};
@@ -31,6 +31,12 @@ impl Hooks for Shim {
 
     fn context_id(&self, context: usize) -> Result<u64, u32> {
         let id = process::get().and_then(|process| process.contexts.unique_id(context as u64));
+        id.map_err(|Error(code)| code)
+    }
+
+    fn stream_id(&self, stream: u64) -> Result<u64, u32> {
+        let legacy = Call { per_thread: false };
+        let id = process::get().and_then(|process| Ok(process.stream_or_default(legacy, stream)?.id().raw()));
         id.map_err(|Error(code)| code)
     }
 

@@ -22,8 +22,6 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-/// `CU_STREAM_PER_THREAD`, the larger of the two special values; `CU_STREAM_LEGACY` is 1.
-pub(crate) const PER_THREAD: u64 = 2;
 /// `CU_STREAM_NON_BLOCKING`.
 pub(crate) const NON_BLOCKING: u32 = 1;
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sluice_cuda_frontend::handles::{LEGACY_STREAM, PER_THREAD_STREAM};
 use sluice_cuda_frontend::stream_attributes::StreamAttributes;
 use sluice_cuda_graphs::{Stream as Captured, StreamOrder};
 
@@ -24,8 +25,6 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(16);
 /// The bit that distinguishes the ids of green contexts' default streams.
 const GREEN_DEFAULT: u64 = 1 << 63;
 
-pub(crate) const LEGACY: u64 = 1;
-pub(crate) const PER_THREAD: u64 = 2;
 pub(crate) const NON_BLOCKING: u32 = 1;
 /// Priorities of streams, the highest first.
 pub(crate) const PRIORITIES: std::ops::RangeInclusive<i32> = -5..=0;
@@ -95,8 +94,8 @@ impl StreamTarget {
 pub(crate) fn target(handle: u64, implicit: Implicit) -> Result<StreamTarget> {
     let implicit = match handle {
         0 => implicit,
-        LEGACY => Implicit::Legacy,
-        PER_THREAD => Implicit::PerThread,
+        LEGACY_STREAM => Implicit::Legacy,
+        PER_THREAD_STREAM => Implicit::PerThread,
         _ => {
             let stream = STREAMS.get(handle)?;
             stream.core.health.check()?;
@@ -115,7 +114,7 @@ pub(crate) fn target(handle: u64, implicit: Implicit) -> Result<StreamTarget> {
         Implicit::Legacy => core.queues.legacy,
         Implicit::PerThread => core.queues.of_thread(),
     };
-    let id = if implicit == Implicit::Legacy { LEGACY } else { PER_THREAD };
+    let id = if implicit == Implicit::Legacy { LEGACY_STREAM } else { PER_THREAD_STREAM };
     // The context's id distinguishes the default streams of different contexts.
     let id = core.id << 32 | id;
     Ok(StreamTarget { core, queue, flags: 0, priority: 0, id, green: None })

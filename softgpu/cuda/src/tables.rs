@@ -11,6 +11,7 @@ use crate::context::{self, CONTEXTS};
 use crate::error::code;
 use crate::lock::lock;
 use crate::log::log;
+use crate::stream::{self, Implicit};
 use crate::{module, process};
 
 struct Answers;
@@ -45,6 +46,10 @@ impl Hooks for Answers {
     fn context_id(&self, context: usize) -> Result<u64, u32> {
         let context = CONTEXTS.get(context as u64).map_err(|error| error.0)?;
         Ok(context.core().map_err(|error| error.0)?.id)
+    }
+
+    fn stream_id(&self, stream: u64) -> Result<u64, u32> {
+        Ok(stream::target(stream, Implicit::Legacy).map_err(|error| error.0)?.id)
     }
 
     fn load_module(&self, image: In<u8, u32>) -> Result<usize, u32> {
