@@ -32,7 +32,13 @@ calls! {
         place.required()?;
         check_options(keys, count)?;
         let options = JitOptions::read(jit_count, jit_keys, jit_values)?;
-        place.set(module::load_library(module::finish(&options, module::parse(image, options.max_registers))?)?)
+        place.set(match module::parse(image, options.max_registers) {
+            Err(refusal) if refusal.error == Error::INVALID_IMAGE && module::is_unknown(image) => {
+                options.write(options.start.elapsed(), "", "")?;
+                module::load_unread(refusal.error)?
+            }
+            outcome => module::load_library(module::finish(&options, outcome)?)?,
+        })
     }
 
     fn cuLibraryLoadFromFile(
