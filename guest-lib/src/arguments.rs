@@ -17,11 +17,6 @@ pub(crate) struct Call {
     pub(crate) per_thread: bool,
 }
 
-/// Refuses a null handle as a value. NVIDIA's driver does so in some calls, before it looks for the object.
-pub(crate) const fn given(handle: u64) -> Result<u64, Error> {
-    if handle == 0 { Err(Error::INVALID_VALUE) } else { Ok(handle) }
-}
-
 /// A parameter of an exported function.
 pub(crate) trait Argument {
     /// The type that the function's implementation receives.

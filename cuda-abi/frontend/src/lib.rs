@@ -42,5 +42,5 @@ pub mod stream_attributes;
 pub mod tables;
 pub mod trace;
 
-pub use entry::{ErrorCode, enter};
+pub use entry::{ErrorCode, enter, given};
 pub use pointers::{In, Out, Text};

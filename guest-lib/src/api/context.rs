@@ -2,7 +2,7 @@
 
 use super::{context_end::end_context, green};
 use crate::{
-    arguments::{Call, Out, given},
+    arguments::{Call, Out},
     error::{Error, Result},
     graphs::{self, GRAPHS},
     process::{self, ProcessState},
@@ -10,7 +10,7 @@ use crate::{
     turns,
 };
 use core::ffi::{c_int, c_uint, c_void};
-use sluice_cuda_frontend::retains::Retainer;
+use sluice_cuda_frontend::{given, retains::Retainer};
 
 /// Bits of `CUctx_flags` that exist.
 const FLAGS: u32 = 0xff;
@@ -118,7 +118,7 @@ pub(crate) fn cuCtxCreate_v4(
 
 pub(crate) fn cuCtxDestroy_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
-    process.contexts.destroy(given(context)?, |id| end_context(process, id))
+    process.contexts.destroy(given::<Error>(context)?, |id| end_context(process, id))
 }
 
 pub(crate) fn cuCtxDestroy(call: Call, context: u64) -> Result {
@@ -145,7 +145,7 @@ fn known(process: &ProcessState, context: u64) -> Result {
 
 pub(crate) fn cuCtxPushCurrent_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
-    known(process, given(context)?)?;
+    known(process, given::<Error>(context)?)?;
     thread::push(context);
     Ok(())
 }

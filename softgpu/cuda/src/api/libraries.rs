@@ -2,6 +2,8 @@
 
 use std::ffi::c_char;
 
+use sluice_cuda_frontend::given;
+
 use super::functions::{attribute, parameter, set_attribute};
 use super::modules::parse_file;
 use crate::context;
@@ -126,10 +128,10 @@ calls! {
         if config > 3 { Err(Error::INVALID_VALUE) } else { Ok(()) }
     }
 
-    fn cuKernelGetName(name: Out<*const c_char>, kernel: u64) { name.set(module::kernel(super::given(kernel)?)?.name()?.as_ptr()) }
+    fn cuKernelGetName(name: Out<*const c_char>, kernel: u64) { name.set(module::kernel(given::<Error>(kernel)?)?.name()?.as_ptr()) }
 
     fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
-        parameter(module::kernel(super::given(kernel)?)?.entry(), index, offset, size)
+        parameter(module::kernel(given::<Error>(kernel)?)?.entry(), index, offset, size)
     }
 
     fn cuKernelGetParamCount(kernel: u64, count: Out<usize>) {
