@@ -1,22 +1,17 @@
 //! This driver's functions behind the export tables.
 
-use std::collections::BTreeSet;
-use std::sync::Mutex;
-
 use sluice_cuda_abi::symbols::CUDA_VERSION;
 use sluice_cuda_frontend::In;
 use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks};
 
 use crate::context::{self, CONTEXTS};
 use crate::error::code;
-use crate::lock::lock;
 use crate::log::log;
 use crate::{module, process};
 
 struct Answers;
 
 static ANSWERS: Answers = Answers;
-static REFUSED: Mutex<BTreeSet<[u8; 16]>> = Mutex::new(BTreeSet::new());
 
 /// Connects the tables to this driver.
 pub(crate) fn install() {
@@ -65,9 +60,7 @@ impl Hooks for Answers {
     }
 
     fn refused(&self, uuid: [u8; 16]) {
-        if lock(&REFUSED).insert(uuid) {
-            log!("export table {uuid:02x?} is not supported");
-        }
+        log!("export table {uuid:02x?} is not supported");
     }
 
     fn unsupported(&self, uuid: [u8; 16], slot: usize) {
