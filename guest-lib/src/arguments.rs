@@ -17,11 +17,6 @@ pub(crate) struct Call {
     pub(crate) per_thread: bool,
 }
 
-/// Refuses a null handle as a value. NVIDIA's driver does so in some calls, before it looks for the object.
-pub(crate) const fn given(handle: u64) -> Result<u64, Error> {
-    if handle == 0 { Err(Error::INVALID_VALUE) } else { Ok(handle) }
-}
-
 /// A parameter of an exported function.
 pub(crate) trait Argument {
     /// The type that the function's implementation receives.
@@ -72,13 +67,22 @@ pub(crate) mod descriptor {
     use crate::error::{Error, Result};
     use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 
+    /// The descriptor of a number, unless no descriptor can have it.
+    fn of<'a>(number: u64) -> Option<BorrowedFd<'a>> {
+        let number = i32::try_from(number).ok()?;
+        // SAFETY: by the API the descriptor is open; it is used during the call only. For another number, system calls fail.
+        Some(unsafe { BorrowedFd::borrow_raw(number) })
+    }
+
+    /// True if a number is that of an open file.
+    pub(crate) fn is_open(number: u64) -> bool {
+        of(number).is_some_and(|file| rustix::io::fcntl_getfd(file).is_ok())
+    }
+
     /// Reads the first bytes of a file by its number.
     pub(crate) fn read<const N: usize>(number: u64) -> Result<[u8; N]> {
-        let number = i32::try_from(number).ok().filter(|number| *number >= 0).ok_or(Error::INVALID_VALUE)?;
-        // SAFETY: by the API the descriptor is open; it is used during the call only.
-        let file = unsafe { BorrowedFd::borrow_raw(number) };
         let mut bytes = [0; N];
-        match rustix::io::pread(file, &mut bytes, 0) {
+        match rustix::io::pread(of(number).ok_or(Error::INVALID_VALUE)?, &mut bytes, 0) {
             Ok(read) if read == N => Ok(bytes),
             _ => Err(Error::INVALID_VALUE),
         }

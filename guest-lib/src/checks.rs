@@ -3,7 +3,6 @@
 //! The functions of the C API make them before they post work, and [`crate::graphs`] makes them before work becomes a node.
 
 use crate::{
-    arguments::given,
     error::{Error, Result},
     host_memory::HostCopy,
     images::IMAGES,
@@ -16,6 +15,7 @@ use crate::{
     },
 };
 use sluice_cuda_abi::occupancy::resident_threads;
+use sluice_cuda_frontend::given;
 use sluice_cuda_graphs::{Copy3D, CopySide, MemoryOperation, layout, memory_type};
 use sluice_protocol::{
     field::ElementSize,
@@ -157,7 +157,7 @@ impl ArrayCopyShape {
             if side.level != 0 {
                 return Err(Error::INVALID_VALUE);
             }
-            let of = IMAGES.array(given(side.array)?)?;
+            let of = IMAGES.array(given::<Error>(side.array)?)?;
             let region = of.shape.region([side.x, side.y, side.z], extent);
             let region = region.map_err(|refused| Error(refused as u32))?;
             // It lies in the array, whose extents fit 32 bits.

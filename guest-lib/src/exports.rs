@@ -61,7 +61,7 @@ sluice_protocol::for_each_c_call!(exports);
 
 /// The implementations by their C names. Two are here: they look for the exports of this file.
 mod served {
-    use super::{Result, address, c_char, c_int, c_uint, c_void};
+    use super::{Error, Result, address, c_char, c_int, c_uint, c_void};
     pub(super) use crate::api::*;
     use crate::arguments::{Call, In, Out};
 
@@ -72,7 +72,10 @@ mod served {
         version: c_int,
         flags: u64,
     ) -> Result {
-        look_up(address, symbol, pfn, version, flags, Out::missing())
+        match look_up(address, symbol, pfn, version, flags)? {
+            symbol_status::FOUND => Ok(()),
+            _ => Err(Error::NOT_FOUND),
+        }
     }
 
     pub(super) fn cuGetProcAddress_v2(
@@ -83,7 +86,9 @@ mod served {
         flags: u64,
         found: Out<c_uint>,
     ) -> Result {
-        look_up(address, symbol, pfn, version, flags, found)
+        // Like NVIDIA's driver, it succeeds without a function.
+        found.set_if_given(look_up(address, symbol, pfn, version, flags)?);
+        Ok(())
     }
 }
 

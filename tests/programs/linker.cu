@@ -187,7 +187,7 @@ int main() {
     // Errors of inputs and of symbols, with a log that names them.
     Report refused;
     MUST(cuLinkCreate, refused.count, refused.options, refused.values, &link);
-    row("text that is no PTX", CALL(cuLinkAddData, link, CU_JIT_INPUT_PTX, (void *)"nothing", 8, "broken", 0, nullptr, nullptr), CUDA_ERROR_INVALID_PTX);
+    row("text that is no PTX", CALL(cuLinkAddData, link, CU_JIT_INPUT_PTX, (void *)"nothing", 8, "broken", 0, nullptr, nullptr), CUDA_ERROR_INVALID_IMAGE);
     row("log has content", refused.logged(), 1);
     row("file that does not exist", CALL(cuLinkAddFile, link, CU_JIT_INPUT_PTX, "/nowhere/at/all", 0, nullptr, nullptr), CUDA_ERROR_FILE_NOT_FOUND);
     MUST(cuLinkDestroy, link);
@@ -218,16 +218,17 @@ int main() {
     row("log of a module is empty", loaded.silent(), 1);
     MUST(cuModuleUnload, module);
     Report of_module, of_library;
-    row("module that is no PTX", CALL(cuModuleLoadDataEx, &module, "nothing", of_module.count, of_module.options, of_module.values), CUDA_ERROR_INVALID_PTX);
+    row("module that is no PTX", CALL(cuModuleLoadDataEx, &module, "nothing", of_module.count, of_module.options, of_module.values), CUDA_ERROR_INVALID_IMAGE);
     row("log has content", of_module.logged(), 1);
-    row("library that is no PTX", CALL(cuLibraryLoadData, &library, "nothing", of_library.options, of_library.values, of_library.count, nullptr, nullptr, 0), CUDA_ERROR_INVALID_PTX);
+    const char *BROKEN = ".version 7.0\n.target sm_80\n.address_size 64\n.nonsense\n";
+    row("library of broken PTX", CALL(cuLibraryLoadData, &library, BROKEN, of_library.options, of_library.values, of_library.count, nullptr, nullptr, 0), CUDA_ERROR_INVALID_PTX);
     row("log has content", of_library.logged(), 1);
     // A short buffer has a part of the log, and its NUL.
     char brief[8];
     memset(brief, 'x', sizeof brief);
     CUjit_option short_options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void *short_values[] = {brief, (void *)5};
-    row("module that is no PTX", CALL(cuModuleLoadDataEx, &module, "nothing", 2, short_options, short_values), CUDA_ERROR_INVALID_PTX);
+    row("module that is no PTX", CALL(cuModuleLoadDataEx, &module, "nothing", 2, short_options, short_values), CUDA_ERROR_INVALID_IMAGE);
     row("length of the short log", strnlen(brief, sizeof brief), 4);
     row("bytes behind the short log", brief[5] == 'x' && brief[6] == 'x' && brief[7] == 'x', 1);
     CUjit_option unknown = (CUjit_option)999;

@@ -18,10 +18,14 @@ static const char PTX[] = R"(
 .visible .entry nothing() { ret; }
 .visible .entry store(.param .u64 to, .param .u32 value)
 {
+    .reg .pred %p<2>;
     .reg .b32 %r<2>;
     .reg .b64 %rd<3>;
     ld.param.u64 %rd1, [to];
     ld.param.u32 %r1, [value];
+    // Launches whose parameters were never set have zeroes.
+    setp.eq.u64 %p1, %rd1, 0;
+    @%p1 ret;
     cvta.to.global.u64 %rd2, %rd1;
     st.global.u32 [%rd2], %r1;
     ret;
@@ -474,7 +478,9 @@ int main() {
     ROW("null", cuCtxDetach, nullptr);
     ROW("null", cuCtxPushCurrent, nullptr);
     UNDECLARED("null", cuCtxPushCurrent, (CUcontext), nullptr);
-    alignas(64) CUtensorMap map;
+    // A misaligned descriptor ends in the second.
+    alignas(64) CUtensorMap maps[2];
+    CUtensorMap &map = maps[0];
     const cuuint64_t dimensions[6] = {64, 64, 1, 1, 1, 1}, strides[5] = {256, 16384, 16384, 16384, 16384};
     const cuuint32_t tile[6] = {16, 16, 1, 1, 1, 1}, steps[6] = {1, 1, 1, 1, 1, 1};
 #define TILED(argument, map, rank, at, dimensions, tile)                                                              \

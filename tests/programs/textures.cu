@@ -553,10 +553,6 @@ static void surfaces() {
     row("zero and the last element beyond the edge", edges[0] * 1000 + edges[1], expected[WIDTH - 1]);
     CHECK(cudaDestroySurfaceObject(surface));
     CHECK(cudaFreeArray(array));
-    CHECK(cudaMallocArray(&array, &format, WIDTH, HEIGHT));
-    resource = over(array);
-    if (undefined_too()) refused("a surface over an array for textures", cudaCreateSurfaceObject(&surface, &resource), cudaErrorInvalidValue);
-    CHECK(cudaFreeArray(array));
 }
 
 static void linear_memory() {

@@ -15,6 +15,14 @@ pub trait ErrorCode: Copy {
     fn code(self) -> u32;
 }
 
+/// Refuses a null handle as a value. NVIDIA's driver does so in some calls, before it looks for the object.
+///
+/// # Errors
+/// [`ErrorCode::NULL_POINTER`].
+pub const fn given<E: ErrorCode>(handle: u64) -> Result<u64, E> {
+    if handle == 0 { Err(E::NULL_POINTER) } else { Ok(handle) }
+}
+
 /// Runs the body of an entry point and returns its result code. No panic unwinds into the program: after one, `panicked` may log
 /// it, and the call fails.
 pub fn enter<E: ErrorCode>(body: impl FnOnce() -> Result<(), E>, panicked: impl FnOnce()) -> u32 {

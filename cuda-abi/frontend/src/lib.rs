@@ -12,6 +12,8 @@
 //! - [`trace`]: the calls of a program, written to a file;
 //! - [`atomics`]: atomic operations on memory of another processor;
 //! - [`links`]: links between devices;
+//! - [`pci`]: the places of devices on the PCI bus;
+//! - [`retains`]: the retains of primary contexts;
 //! - [`handles`]: numbers that name objects.
 //!
 //! The guest's `libcuda.so.1` and the software GPU's stand on all of it, their `libnvidia-ml.so.1` on the first two points. The
@@ -32,11 +34,13 @@ pub mod launch_parameters;
 pub mod links;
 pub mod managed;
 pub mod old_launches;
+pub mod pci;
 mod pointers;
+pub mod retains;
 mod storage;
 pub mod stream_attributes;
 pub mod tables;
 pub mod trace;
 
-pub use entry::{ErrorCode, enter};
+pub use entry::{ErrorCode, enter, given};
 pub use pointers::{In, Out, Text};

@@ -7,14 +7,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const MOST_BYTES: usize = 32_764;
 
 /// A launch in the making.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OldLaunch {
-    /// Threads of a block; not set if one is 0.
+    /// Threads of a block.
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub shared: u32,
     /// The parameters.
     pub parameters: Vec<u8>,
+}
+
+impl Default for OldLaunch {
+    /// One thread, and no parameters. NVIDIA's driver launches it, too.
+    fn default() -> Self {
+        OldLaunch { block: [1; 3], shared: 0, parameters: Vec::new() }
+    }
 }
 
 /// The launches in the making, by function. The library has looked the function up before it calls.
@@ -81,10 +88,14 @@ impl OldLaunches {
         Ok(())
     }
 
-    /// The launch as it was set up to now.
+    /// The launch as it was set up to now, with all `bytes` of the function's parameters: those that were not set are 0.
     #[must_use]
-    pub fn get(&self, function: u64) -> OldLaunch {
-        self.lock().get(&function).cloned().unwrap_or_default()
+    pub fn get(&self, function: u64, bytes: usize) -> OldLaunch {
+        let mut launch = self.lock().get(&function).cloned().unwrap_or_default();
+        if launch.parameters.len() < bytes {
+            launch.parameters.resize(bytes, 0);
+        }
+        launch
     }
 }
 
@@ -109,18 +120,28 @@ mod tests {
         launches.set_parameter(1, 8, &7_u32.to_le_bytes(), ()).unwrap();
         launches.set_parameter(1, 0, &9_u64.to_le_bytes(), ()).unwrap();
         launches.set_block(1, [32, 2, 1], ()).unwrap();
-        let made = launches.get(1);
+        let made = launches.get(1, 0);
         assert_eq!(made.block, [32, 2, 1]);
         assert_eq!(made.parameters, [9, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0]);
-        assert_eq!(launches.get(2), OldLaunch::default(), "another function");
+        assert_eq!(launches.get(2, 0), OldLaunch::default(), "another function");
         for offset in [-1, 32_761, i32::MAX] {
             assert_eq!(launches.set_parameter(1, offset, &[0; 4], "no"), Err("no"), "{offset}");
         }
         assert_eq!(launches.set_size(1, 32_765, "no"), Err("no"));
         launches.set_size(1, 8, ()).unwrap();
-        assert_eq!(launches.get(1).parameters.len(), 8);
+        assert_eq!(launches.get(1, 0).parameters.len(), 8);
         assert_eq!(launches.set_block(1, [0, 1, 1], "no"), Err("no"));
         assert_eq!(grid(0, 1, "no"), Err("no"));
         assert_eq!(grid(3, 2, "no"), Ok([3, 2, 1]));
+    }
+
+    // Promise: C134
+    #[test]
+    fn launch_that_was_not_set_up_has_one_thread_and_parameters_of_zeroes() {
+        let launches = OldLaunches::default();
+        assert_eq!(launches.get(1, 4), OldLaunch { block: [1; 3], shared: 0, parameters: vec![0; 4] });
+        launches.set_parameter(1, 0, &[7, 8], ()).unwrap();
+        assert_eq!(launches.get(1, 4).parameters, [7, 8, 0, 0]);
+        assert_eq!(launches.get(1, 1).parameters, [7, 8], "a launch has more than its function takes");
     }
 }

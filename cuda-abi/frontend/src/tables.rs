@@ -18,8 +18,8 @@ use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use sluice_cuda_abi::sys::CUresult;
 
@@ -52,7 +52,7 @@ pub trait Hooks: Sync {
     fn devices(&self) -> &[DeviceIdentity];
     /// Returns the result of `cuDriverGetVersion`.
     fn driver_version(&self) -> u32;
-    /// Called each time a requested table is refused; a log should name each table once.
+    /// Called for the first request in a process of each refused table, up to a number of tables.
     fn refused(&self, uuid: [u8; 16]);
     /// Called for the first call in a process of each unsupported slot of a supported table.
     fn unsupported(&self, uuid: [u8; 16], slot: usize);
@@ -124,7 +124,9 @@ pub fn get(uuid: [u8; 16]) -> Option<*const c_void> {
         MODULE_FUNCTIONS => MODULE_FUNCTIONS_TABLE.address(),
         MONITOR if HOOKS.get().is_some_and(|hooks| hooks.monitor().is_some()) => MONITOR_TABLE.address(),
         _ => {
-            if let Some(hooks) = HOOKS.get() {
+            if let Some(hooks) = HOOKS.get()
+                && is_first_refusal(uuid)
+            {
                 hooks.refused(uuid);
             }
             return None;
@@ -356,6 +358,27 @@ const TABLES: [[u8; 16]; 11] = [
 /// The slots that were reported, by the position of their table. A forked child could wait for ever for a lock.
 static REPORTED: [[AtomicBool; MOST_SLOTS]; TABLES.len()] =
     [const { [const { AtomicBool::new(false) }; MOST_SLOTS] }; TABLES.len()];
+
+/// Refused tables that are reported, at most; no program is known to ask for more than a few.
+const MOST_REFUSED: usize = 64;
+
+/// The refused tables that were reported, by a digest that is never 0. No lock, for the same reason.
+static REFUSED: [AtomicU64; MOST_REFUSED] = [const { AtomicU64::new(0) }; MOST_REFUSED];
+
+/// True for the first refusal of a table.
+fn is_first_refusal(uuid: [u8; 16]) -> bool {
+    let id = number(uuid);
+    // An odd factor spreads the first half, so that it does not cancel the second.
+    let digest = ((id >> 64) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ id as u64 | 1 << 63;
+    for slot in &REFUSED {
+        match slot.compare_exchange(0, digest, Relaxed, Relaxed) {
+            Ok(_) => return true,
+            Err(known) if known == digest => return false,
+            Err(_) => {}
+        }
+    }
+    false
+}
 
 /// Returns the position of a table in [`TABLES`]; another table does not compile.
 const fn position(table: u128) -> usize {

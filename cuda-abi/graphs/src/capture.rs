@@ -60,7 +60,8 @@ static NEXT_THREAD: AtomicU64 = AtomicU64::new(1);
 thread_local! {
     // Neither has a destructor, so that both can be read at any time.
     static THREAD: Cell<u64> = const { Cell::new(0) };
-    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
+    /// As the program gave it, also a number that is no mode.
+    static MODE: Cell<u32> = const { Cell::new(Mode::Global as u32) };
 }
 
 /// The calling thread.
@@ -71,13 +72,13 @@ pub(crate) fn this_thread() -> u64 {
     THREAD.get()
 }
 
-/// The calling thread's mode.
+/// The calling thread's mode. A number that is no mode prohibits as much as the strictest one.
 pub(crate) fn thread_mode() -> Mode {
-    MODE.get()
+    Mode::of(MODE.get()).unwrap_or(Mode::Global)
 }
 
-/// `cuThreadExchangeStreamCaptureMode`.
-pub(crate) fn exchange_mode(new: Mode) -> Mode {
+/// `cuThreadExchangeStreamCaptureMode`. Like NVIDIA's driver, it takes any number.
+pub(crate) fn exchange_mode(new: u32) -> u32 {
     MODE.replace(new)
 }
 

@@ -73,8 +73,8 @@ impl Texel {
     /// Reads `CUarray_format` and a number of components.
     ///
     /// # Errors
-    /// `CUDA_ERROR_NOT_SUPPORTED` for formats of blocks and of several planes, `CUDA_ERROR_INVALID_VALUE` for others that do not
-    /// exist.
+    /// `CUDA_ERROR_NOT_SUPPORTED` for formats of blocks; `CUDA_ERROR_INVALID_VALUE` for those of video, as NVIDIA's driver returns it for
+    /// planes, and for formats that do not exist.
     pub fn read(format: u32, channels: u32) -> Result<Texel, Code> {
         for (first, component) in FAMILIES {
             if let Some(place) = format.checked_sub(first).filter(|place| *place < 3) {
@@ -95,8 +95,9 @@ impl Texel {
             0x0a => Component::S32,
             0x10 => Component::F16,
             0x20 => Component::F32,
-            // Packed components, blocks, and planes of video.
-            0x50 | 0x91..=0xbf => return Err(Code::CUDA_ERROR_NOT_SUPPORTED),
+            // Packed components, and blocks.
+            0x50 | 0x91..=0x9e => return Err(Code::CUDA_ERROR_NOT_SUPPORTED),
+            // Also the planes and the packed components of video.
             _ => return Err(Code::CUDA_ERROR_INVALID_VALUE),
         };
         match channels {
@@ -179,7 +180,8 @@ mod tests {
         assert_eq!(formats, 8 * 3 + 4 * 3);
         assert_eq!(Texel::read(0xc2, 4), Ok(Texel { component: Component::Unorm8, channels: 4 }));
         assert_eq!(Texel::read(0xc2, 1), Err(Code::CUDA_ERROR_INVALID_VALUE));
-        assert_eq!(Texel::read(0xb0, 3), Err(Code::CUDA_ERROR_NOT_SUPPORTED));
+        assert_eq!(Texel::read(0x91, 4), Err(Code::CUDA_ERROR_NOT_SUPPORTED), "blocks");
+        assert_eq!(Texel::read(0xb0, 3), Err(Code::CUDA_ERROR_INVALID_VALUE), "planes");
         assert_eq!(Texel::read(0x20, 3), Err(Code::CUDA_ERROR_INVALID_VALUE));
     }
 

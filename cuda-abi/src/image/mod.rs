@@ -20,7 +20,7 @@ pub use extent::{Extent, ImageKind, Wrapper, size_of};
 pub use fatbin::{Entries, Entry, EntryKind, Fatbin};
 pub use footprint::device_bytes;
 pub use mention::may_mention;
-pub use ptx::{Target, select_ptx, target, to_compile};
+pub use ptx::{Target, begins_as_ptx, select_ptx, target, to_compile};
 pub use selection::Selection;
 
 use crate::sys::CUresult;

@@ -112,6 +112,12 @@ pub fn target(text: &[u8]) -> Option<Target> {
     }
 }
 
+/// True if a text begins as PTX must: with its version.
+#[must_use]
+pub fn begins_as_ptx(text: &[u8]) -> bool {
+    PtxWords(text).next() == Some(b".version")
+}
+
 /// The words of a text between white space and commas, without comments.
 struct PtxWords<'a>(&'a [u8]);
 

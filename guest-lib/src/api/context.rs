@@ -2,7 +2,7 @@
 
 use super::{context_end::end_context, green};
 use crate::{
-    arguments::{Call, Out, given},
+    arguments::{Call, Out},
     error::{Error, Result},
     graphs::{self, GRAPHS},
     process::{self, ProcessState},
@@ -10,6 +10,7 @@ use crate::{
     turns,
 };
 use core::ffi::{c_int, c_uint, c_void};
+use sluice_cuda_frontend::{given, retains::Retainer};
 
 /// Bits of `CUctx_flags` that exist.
 const FLAGS: u32 = 0xff;
@@ -18,16 +19,23 @@ pub(crate) fn cuDevicePrimaryCtxRetain(_: Call, place: Out<u64>, dev: c_int) -> 
     let process = process::get()?;
     process.session.healthy()?;
     let place = place.required()?;
-    place.set(process.contexts.retain_primary(&process.session, &process.streams, &process.devices, dev)?)
+    let ProcessState { contexts, session, streams, devices, .. } = process;
+    place.set(contexts.retain_primary(session, streams, devices, dev, Retainer::Program)?)
+}
+
+/// Releases a primary context, with this error if the program has not retained it.
+fn release_primary(dev: c_int, unheld: Error) -> Result {
+    let process = process::get()?;
+    let end = |id| end_context(process, id);
+    if process.contexts.release_primary(dev, Retainer::Program, end)? { Ok(()) } else { Err(unheld) }
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease(_: Call, dev: c_int) -> Result {
-    let process = process::get()?;
-    process.contexts.release_primary(dev, |id| end_context(process, id))
+    release_primary(dev, Error::NOT_PERMITTED)
 }
 
-pub(crate) fn cuDevicePrimaryCtxRelease_v2(call: Call, dev: c_int) -> Result {
-    cuDevicePrimaryCtxRelease(call, dev)
+pub(crate) fn cuDevicePrimaryCtxRelease_v2(_: Call, dev: c_int) -> Result {
+    release_primary(dev, Error::INVALID_CONTEXT)
 }
 
 pub(crate) fn cuDevicePrimaryCtxReset(_: Call, dev: c_int) -> Result {
@@ -110,7 +118,7 @@ pub(crate) fn cuCtxCreate_v4(
 
 pub(crate) fn cuCtxDestroy_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
-    process.contexts.destroy(given(context)?, |id| end_context(process, id))
+    process.contexts.destroy(given::<Error>(context)?, |id| end_context(process, id))
 }
 
 pub(crate) fn cuCtxDestroy(call: Call, context: u64) -> Result {
@@ -137,7 +145,7 @@ fn known(process: &ProcessState, context: u64) -> Result {
 
 pub(crate) fn cuCtxPushCurrent_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
-    known(process, given(context)?)?;
+    known(process, given::<Error>(context)?)?;
     thread::push(context);
     Ok(())
 }

@@ -464,10 +464,11 @@ pub(crate) fn cuMemcpy3DAsync_v2(call: Call, descriptor: In<c_void>, stream: u64
     run_shape(call, stream, &copy_3d(descriptor)?, WaitMode::Async)
 }
 
-/// Addresses are those of the whole process, so the contexts of a copy between contexts only have to exist.
+/// Addresses are those of the whole process, so the contexts of a copy between contexts only have to exist; null is the current one.
 fn exist(contexts: [u64; 2]) -> Result {
     let process = process::get()?;
-    contexts.into_iter().try_for_each(|context| process.contexts.get(context).map(drop))
+    let mut named = contexts.into_iter().filter(|context| *context != 0);
+    named.try_for_each(|context| process.contexts.get(context).map(drop))
 }
 
 /// Copies between contexts.

@@ -8,7 +8,7 @@ use crate::{
     state::devices::{DeviceInfo, attribute},
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use sluice_cuda_frontend::atomics;
+use sluice_cuda_frontend::{atomics, pci::BusId};
 use sluice_cuda_images::Texel;
 
 fn device(number: c_int) -> Result<&'static DeviceInfo> {
@@ -77,40 +77,34 @@ pub(crate) fn cuDeviceComputeCapability(_: Call, major: Out<c_int>, minor: Out<c
     minor.set(device.attribute(attribute::COMPUTE_CAPABILITY_MINOR)?)
 }
 
-fn pci_text(device: &DeviceInfo) -> Result<String> {
-    let [domain, bus, slot] = [attribute::PCI_DOMAIN_ID, attribute::PCI_BUS_ID, attribute::PCI_DEVICE_ID]
-        .map(|id| device.attribute(id).unwrap_or(0));
-    Ok(format!("{domain:04X}:{bus:02X}:{slot:02X}.0"))
+fn bus_id(of: &DeviceInfo) -> BusId {
+    let [domain, bus, device] = [attribute::PCI_DOMAIN_ID, attribute::PCI_BUS_ID, attribute::PCI_DEVICE_ID]
+        .map(|id| of.attribute(id).unwrap_or(0).cast_unsigned());
+    BusId { domain, bus, device, function: 0 }
 }
 
 pub(crate) fn cuDeviceGetPCIBusId(_: Call, text: Out<c_char>, room: c_int, dev: c_int) -> Result {
-    text.set_text_cut(pci_text(device(dev)?)?, room)
+    text.set_text_cut(bus_id(device(dev)?).to_string(), room)
 }
 
 pub(crate) fn cuDeviceGetByPCIBusId(_: Call, place: Out<c_int>, text: In<c_char>) -> Result {
     let process = process::get()?;
     place.required()?;
-    let asked = text.text().get_within(64)?.to_ascii_uppercase();
-    for (ordinal, device) in (0..).zip(process.devices.iter()) {
-        let full = pci_text(device)?;
-        // Domain and function may be left out.
-        let forms = [full.as_str(), &full[..full.len() - 2], &full[5..], &full[5..full.len() - 2]];
-        if forms.iter().any(|form| form.as_bytes() == asked) {
-            return place.set(ordinal);
-        }
-    }
-    Err(Error::INVALID_DEVICE)
+    let asked = BusId::parse(text.text().get_within(64)?).ok_or(Error::INVALID_VALUE)?;
+    let mut devices = (0..).zip(process.devices.iter());
+    let found = devices.find(|(_, device)| bus_id(device) == asked);
+    place.set(found.ok_or(Error::INVALID_DEVICE)?.0)
 }
 
 pub(crate) fn cuDeviceGetExecAffinitySupport(
     _: Call,
     supported: Out<c_int>,
-    kind: c_uint,
+    _: c_uint,
     dev: c_int,
 ) -> Result {
     device(dev)?;
-    // 0 is the only type of affinity: a number of multiprocessors.
-    if kind == 0 { supported.set(0) } else { Err(Error::INVALID_VALUE) }
+    // A type that does not exist is not supported either.
+    supported.set(0)
 }
 
 pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(

@@ -145,7 +145,8 @@ pub(crate) fn cuEventSynchronize(_: Call, event: u64) -> Result {
 
 pub(crate) fn cuEventElapsedTime(_: Call, milliseconds: Out<f32>, start: u64, end: u64) -> Result {
     let process = process::get()?;
-    let place = milliseconds.required()?;
+    // NVIDIA's driver has this code for a missing place, too.
+    let place = milliseconds.required().map_err(|_| Error::INVALID_HANDLE)?;
     let (from, to) = (process.events.resolve(start)?, process.events.resolve(end)?);
     GRAPHS.check_event(start)?;
     GRAPHS.check_event(end)?;

@@ -18,6 +18,7 @@ use crate::{
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_abi::resources::{DEFAULT_STREAM, DevResource, GroupParameters, LAST_SCOPE, SmFields, kind};
+use sluice_cuda_frontend::retains::Retainer;
 use sluice_protocol::{
     calls::wire,
     field::{Bytes, Mint, Ordinal},
@@ -273,6 +274,11 @@ pub(crate) fn cuDevResourceGenerateDesc(
         gathered.add(process, &resources.get_at(index)?)?;
     }
     let device = gathered.device.ok_or(Error::INVALID_VALUE)?;
+    place.set(describe(process, gathered, device)?)
+}
+
+/// The descriptor of the resources of a device.
+fn describe(process: &ProcessState, gathered: GatheredResources, device: c_int) -> Result<u64> {
     let wish = gathered.wish;
     let ordinal = process.devices.get(device)?.ordinal;
     let description = gathered.description(of_device(ordinal))?;
@@ -282,7 +288,7 @@ pub(crate) fn cuDevResourceGenerateDesc(
     let call = wire::resource_descriptor::Args { device: Ordinal(ordinal), resources: Bytes(&bytes) };
     let number = process.session.sync(context, &call)?.descriptor;
     let wish = wish.map_or_else(|| default_queues(process, device), Ok)?;
-    place.set(process.resources.described(number, device, wish))
+    Ok(process.resources.described(number, device, wish))
 }
 
 pub(crate) fn cuGreenCtxCreate(
@@ -295,13 +301,18 @@ pub(crate) fn cuGreenCtxCreate(
     let process = process::get()?;
     let place = place.required()?;
     process.devices.get(device)?;
+    // No descriptor is that of the whole device.
+    let descriptor = match descriptor {
+        0 => describe(process, GatheredResources::default(), device)?,
+        given => given,
+    };
     let descriptor = process.resources.descriptor(descriptor)?;
     if flags & !DEFAULT_STREAM != 0 || descriptor.device != device {
         return Err(Error::INVALID_VALUE);
     }
     process.session.healthy()?;
     let ProcessState { contexts, session, streams, devices, .. } = process;
-    let primary = contexts.retain_primary(session, streams, devices, device)?;
+    let primary = contexts.retain_primary(session, streams, devices, device, Retainer::GreenContext)?;
     let ids = GreenContext::of(&process.objects);
     let made = ids.mint(primary).and_then(|id| {
         let of = Id::from_raw(primary).ok_or(Error::INVALID_CONTEXT)?;
@@ -331,7 +342,7 @@ pub(crate) fn cuGreenCtxCreate(
 }
 
 fn release_primary(process: &ProcessState, device: c_int) -> Result {
-    process.contexts.release_primary(device, |id| end_context(process, id))
+    process.contexts.release_primary(device, Retainer::GreenContext, |id| end_context(process, id)).map(drop)
 }
 
 /// Applies a rule of captures to each stream of a green context.

@@ -2,12 +2,13 @@
 
 use super::shared_events;
 use crate::{
-    arguments::{Call, Out, given},
+    arguments::{Call, Out},
     error::{Error, Result},
     process,
     state::memory::{device_map::RangeOrigin, imports::ExportToken},
 };
 use core::ffi::{c_uint, c_void};
+use sluice_cuda_frontend::given;
 use sluice_protocol::calls::IpcHandle;
 
 /// The only flag that an open may, and must, have.
@@ -52,7 +53,7 @@ pub(crate) fn cuIpcCloseMemHandle(_: Call, address: u64) -> Result {
 pub(crate) fn cuIpcGetEventHandle(_: Call, handle: Out<c_void>, event: u64) -> Result {
     let process = process::get()?;
     handle.cast::<u8>().required()?;
-    let event = given(event)?;
+    let event = given::<Error>(event)?;
     process.current()?;
     let event = process.events.resolve(event)?;
     handle.set_bytes(&shared_events::share(process, &event)?.to_bytes())

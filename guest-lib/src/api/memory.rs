@@ -56,7 +56,11 @@ pub(crate) fn cuMemAllocPitch_v2(
 
 pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
     let process = process::get()?;
-    process.current()?;
+    process.current().map_err(|without| match known(process, address) {
+        // The driver looks for the memory first.
+        None if address != 0 && without == Error::INVALID_CONTEXT => Error::INVALID_VALUE,
+        _ => without,
+    })?;
     GRAPHS.potentially_unsafe()?;
     if let Some(aside) = process.managed.forget(address) {
         let unpinned = process.arena.unpin(&process.session, &process.streams, address);
@@ -115,6 +119,11 @@ pub(crate) fn cuMemHostAlloc(_: Call, place: Out<*mut c_void>, bytes: usize, fla
 }
 
 pub(crate) fn cuMemAllocHost_v2(call: Call, place: Out<*mut c_void>, bytes: usize) -> Result {
+    if bytes == 0 {
+        // It accepts a length of 0, which `cuMemHostAlloc` refuses, and returns null.
+        process::get()?.current()?;
+        return place.set(core::ptr::null_mut());
+    }
     cuMemHostAlloc(call, place, bytes, 0)
 }
 
@@ -159,15 +168,21 @@ pub(crate) fn cuMemHostGetFlags(_: Call, flags: Out<c_uint>, memory: Out<c_void>
 
 /// `CU_MEMHOSTREGISTER_*` bits that exist.
 const REGISTER_FLAGS: u32 = 15;
-/// `CU_MEMHOSTREGISTER_IOMEMORY` and `READ_ONLY`: memory of a device, and memory that the program may not write.
-const REGISTER_OTHERS: u32 = 12;
+/// `CU_MEMHOSTREGISTER_IOMEMORY`: the memory is that of a device.
+const REGISTER_IO_MEMORY: u32 = 4;
+/// `CU_MEMHOSTREGISTER_READ_ONLY`: the device does not write the memory. Attribute 113 reports that this is not supported.
+const REGISTER_READ_ONLY: u32 = 8;
 
 pub(crate) fn cuMemHostRegister_v2(_: Call, memory: Out<c_void>, bytes: usize, flags: c_uint) -> Result {
     let process = process::get()?;
     if flags & !REGISTER_FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    if flags & REGISTER_OTHERS != 0 {
+    if flags & REGISTER_IO_MEMORY != 0 {
+        log::info(format_args!("cuMemHostRegister: memory of a device cannot be registered"));
+        return Err(Error::INVALID_VALUE);
+    }
+    if flags & REGISTER_READ_ONLY != 0 {
         return Err(Error::NOT_SUPPORTED);
     }
     GRAPHS.potentially_unsafe()?;
@@ -177,8 +192,9 @@ pub(crate) fn cuMemHostRegister_v2(_: Call, memory: Out<c_void>, bytes: usize, f
         return Err(Error::INVALID_VALUE);
     }
     let last = address.checked_add(bytes - 1).ok_or(Error::INVALID_VALUE)?;
+    // Memory of the driver; memory that the program has registered has another address in the arena.
     if [address, last].into_iter().any(|at| process.arena.pinned(at, |_, _| ()).is_some()) {
-        return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
+        return Err(Error::INVALID_VALUE);
     }
     if !process.can_register {
         log::info(format_args!(
@@ -193,7 +209,11 @@ pub(crate) fn cuMemHostUnregister(_: Call, memory: Out<c_void>) -> Result {
     let process = process::get()?;
     process.current()?;
     GRAPHS.potentially_unsafe()?;
-    process.arena.unregister(&process.session, &process.streams, memory.address())
+    let address = memory.address();
+    if address == 0 || process.arena.pinned(address, |_, _| ()).is_some() {
+        return Err(Error::INVALID_VALUE);
+    }
+    process.arena.unregister(&process.session, &process.streams, address)
 }
 
 /// `CUpointer_attribute`s.

@@ -3,7 +3,7 @@
 use super::{jit, managed};
 use crate::{
     api::launch::LaunchConfiguration,
-    arguments::{Call, In, Out, SharedSize, given},
+    arguments::{Call, In, Out, SharedSize},
     error::{Error, Result},
     images, log,
     process::{self, ProcessState},
@@ -18,7 +18,10 @@ use crate::{
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_abi::jit::input;
-use sluice_cuda_frontend::environment::{Environment, LoadingMode};
+use sluice_cuda_frontend::{
+    environment::{Environment, LoadingMode},
+    given,
+};
 use sluice_protocol::{
     calls::wire,
     field::LaunchAttributes,
@@ -471,7 +474,7 @@ pub(crate) fn cuFuncSetSharedMemConfig(_: Call, handle: u64, config: c_uint) -> 
 }
 
 pub(crate) fn cuKernelGetName(_: Call, name: Out<*const c_char>, handle: u64) -> Result {
-    let (_, held) = function(given(handle)?)?;
+    let (_, held) = function(given::<Error>(handle)?)?;
     name.set(CStr::as_ptr(held.name))
 }
 
@@ -480,7 +483,7 @@ pub(crate) fn cuFuncGetName(call: Call, name: Out<*const c_char>, handle: u64) -
 }
 
 pub(crate) fn cuFuncGetModule(_: Call, module: Out<u64>, handle: u64) -> Result {
-    let (_, held) = function(given(handle)?)?;
+    let (_, held) = function(given::<Error>(handle)?)?;
     module.set(held.module.raw())
 }
 
@@ -491,7 +494,7 @@ pub(crate) fn cuKernelGetParamInfo(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> Result {
-    let (_, held) = function(given(handle)?)?;
+    let (_, held) = function(given::<Error>(handle)?)?;
     let (at, bytes) = held.parameters.get(index).copied().ok_or(Error::INVALID_VALUE)?;
     offset.set(usize::from(at))?;
     size.set_if_given(usize::from(bytes));

@@ -11,7 +11,7 @@ use sluice_cuda_frontend::old_launches::{self, OldLaunches};
 
 static LAUNCHES: OldLaunches = OldLaunches::new();
 
-/// The launch in the making of a function that exists.
+/// The launches in the making, for a function that exists.
 fn of(function: u64) -> Result<&'static OldLaunches> {
     process::get()?.modules.functions.resolve(function)?;
     Ok(&LAUNCHES)
@@ -45,7 +45,8 @@ pub(crate) fn cuParamSetv(_: Call, function: u64, offset: c_int, value: In<c_voi
 }
 
 fn launch(call: Call, function: u64, grid: [u32; 3], stream: u64) -> Result {
-    let made = of(function)?.get(function);
+    let bytes = process::get()?.modules.functions.resolve(function)?.parameter_bytes();
+    let made = LAUNCHES.get(function, bytes);
     launch_packed(call, function, (grid, made.block, made.shared), &made.parameters, stream)
 }
 

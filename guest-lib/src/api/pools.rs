@@ -146,10 +146,16 @@ pub(crate) fn cuMemPoolImportFromShareableHandle(
         return Err(Error::INVALID_VALUE);
     }
     if kind != POSIX_FD {
+        // Here the parameter is a pointer.
+        handle.required()?;
         return Err(Error::NOT_SUPPORTED);
     }
     // The pointer parameter holds the descriptor itself.
-    let bytes = descriptor::read::<64>(handle.address() & 0xffff_ffff)?;
+    let number = handle.address() & 0xffff_ffff;
+    if !descriptor::is_open(number) {
+        return Err(Error::UNKNOWN);
+    }
+    let bytes = descriptor::read::<64>(number)?;
     let (uuid, identity) = ExportToken::from_pool(&bytes)?;
     let mut devices = (0..).zip(process.devices.iter());
     let device = devices.find(|(_, device)| device.uuid == uuid).ok_or(Error::INVALID_VALUE)?.0;

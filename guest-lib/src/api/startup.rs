@@ -30,22 +30,21 @@ pub(crate) fn cuDriverGetVersion(_: Call, version: Out<c_int>) -> Result {
 }
 
 /// Status words of `cuGetProcAddress_v2`.
-mod symbol_status {
-    pub(super) const FOUND: u32 = 0;
+pub(crate) mod symbol_status {
+    pub(crate) const FOUND: u32 = 0;
     pub(super) const NOT_FOUND: u32 = 1;
     pub(super) const VERSION_TOO_LOW: u32 = 2;
 }
 
-/// `cuGetProcAddress` and its second version, which has a place for `found`. The exports know their addresses, by index in
-/// [`symbols::EXPORTS`], so they pass the look-up in.
+/// `cuGetProcAddress` and its second version. Returns the status word of the second version. The exports know their addresses, by
+/// index in [`symbols::EXPORTS`], so they pass the look-up in.
 pub(crate) fn look_up(
     address: impl FnOnce(usize) -> Option<*mut c_void>,
     symbol: In<c_char>,
     pfn: Out<*mut c_void>,
     version: c_int,
     flags: u64,
-    found: Out<c_uint>,
-) -> Result {
+) -> Result<u32> {
     let place = pfn.required()?;
     let name = symbol.text().get_within(limits::NAME_BYTES)?;
     let newest = process::connect().map_or(symbols::CUDA_VERSION, |process| process.session.driver_version);
@@ -62,11 +61,7 @@ pub(crate) fn look_up(
         Lookup::VersionTooLow => (core::ptr::null_mut(), symbol_status::VERSION_TOO_LOW),
     };
     place.set(symbol)?;
-    if outcome != symbol_status::FOUND && !found.is_given() {
-        return Err(Error::NOT_FOUND);
-    }
-    found.set_if_given(outcome);
-    Ok(())
+    Ok(outcome)
 }
 
 pub(crate) fn cuGetExportTable(_: Call, table: Out<*const c_void>, id: In<c_void>) -> Result {

@@ -4,7 +4,6 @@ use crate::{arguments::Call, error::Error, lifetime, log, process, state::thread
 use sluice_cuda_frontend::In;
 use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 use sluice_protocol::{calls::wire, field::Ordinal};
-use std::{collections::HashSet, sync::Mutex};
 
 struct Shim;
 
@@ -65,13 +64,9 @@ impl Hooks for Shim {
     }
 
     fn refused(&self, uuid: [u8; 16]) {
-        static SEEN: Mutex<Option<HashSet<[u8; 16]>>> = Mutex::new(None);
-        let mut seen = SEEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if seen.get_or_insert_default().insert(uuid) {
-            let name = tables::name(uuid).unwrap_or("unknown");
-            let say = if tables::is_optional(uuid) { log::debug } else { log::info };
-            say(format_args!("export table {name} ({:032x}) is refused", u128::from_be_bytes(uuid)));
-        }
+        let name = tables::name(uuid).unwrap_or("unknown");
+        let say = if tables::is_optional(uuid) { log::debug } else { log::info };
+        say(format_args!("export table {name} ({:032x}) is refused", u128::from_be_bytes(uuid)));
     }
 
     fn unsupported(&self, uuid: [u8; 16], slot: usize) {

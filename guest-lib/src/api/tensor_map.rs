@@ -8,15 +8,10 @@ use crate::{
 use core::ffi::{c_uint, c_void};
 use sluice_protocol::calls::wire;
 
-/// Alignment of a descriptor in bytes.
-const ALIGNMENT: u64 = 64;
-
-/// The process and its current context, for a descriptor at a valid place.
-fn ready(descriptor: Out<c_void>) -> Result<(&'static ProcessState, u64)> {
+/// The process and its current context. The driver takes a descriptor at any place, though the header requires an aligned one.
+fn ready() -> Result<(&'static ProcessState, u64)> {
     let process = process::get()?;
-    let context = process.current()?.raw;
-    let is_aligned = descriptor.address().is_multiple_of(ALIGNMENT);
-    if is_aligned { Ok((process, context)) } else { Err(Error::INVALID_VALUE) }
+    Ok((process, process.current()?.raw))
 }
 
 pub(crate) fn cuTensorMapEncodeTiled(
@@ -34,7 +29,7 @@ pub(crate) fn cuTensorMapEncodeTiled(
     promotion: c_uint,
     fill: c_uint,
 ) -> Result {
-    let (process, context) = ready(descriptor)?;
+    let (process, context) = ready()?;
     if rank == 0 {
         return Err(Error::INVALID_VALUE);
     }
@@ -72,7 +67,7 @@ pub(crate) fn cuTensorMapEncodeIm2col(
     promotion: c_uint,
     fill: c_uint,
 ) -> Result {
-    let (process, context) = ready(descriptor)?;
+    let (process, context) = ready()?;
     // Two dimensions are the channels and the images.
     let pixel_dimensions = rank.checked_sub(2).filter(|rest| *rest > 0).ok_or(Error::INVALID_VALUE)?;
     let call = wire::tensor_map_im2col::Args {
@@ -113,7 +108,7 @@ pub(crate) fn cuTensorMapEncodeIm2colWide(
     promotion: c_uint,
     fill: c_uint,
 ) -> Result {
-    let (process, context) = ready(descriptor)?;
+    let (process, context) = ready()?;
     if rank < 3 {
         return Err(Error::INVALID_VALUE);
     }
@@ -138,7 +133,7 @@ pub(crate) fn cuTensorMapEncodeIm2colWide(
 }
 
 pub(crate) fn cuTensorMapReplaceAddress(_: Call, descriptor: Out<c_void>, address: Out<c_void>) -> Result {
-    let (process, context) = ready(descriptor)?;
+    let (process, context) = ready()?;
     let bytes = descriptor.cast::<[u8; 128]>().get()?;
     let call = wire::tensor_map_replace::Args { descriptor: bytes, address: address.address() };
     descriptor.set_bytes(&process.session.sync(context, &call)?.replaced)
@@ -153,7 +148,7 @@ pub(crate) fn cuTensorMapSetAllocationClass(
     /// `CU_TENSOR_MAP_ALLOC_CLASS_SMALL`, the answer of a call that fails.
     const SMALL: c_uint = 1;
     effective.set_if_given(SMALL);
-    let (process, context) = ready(descriptor)?;
+    let (process, context) = ready()?;
     let bytes = descriptor.cast::<[u8; 128]>().get()?;
     let answer =
         process.session.sync(context, &wire::tensor_map_set_class::Args { descriptor: bytes, class })?;

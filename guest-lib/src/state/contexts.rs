@@ -11,6 +11,7 @@ use crate::{
     },
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sluice_cuda_frontend::retains::{Retainer, Retains};
 use sluice_protocol::{
     calls::wire,
     field::{Mint, Ordinal},
@@ -52,7 +53,7 @@ pub(crate) struct Contexts {
 struct ContextsState {
     generations: Vec<u32>,
     /// Retain counts of the primary contexts.
-    retained: Vec<u32>,
+    retained: Vec<Retains>,
     /// Contexts that are ending: out of use here, not yet gone on the host.
     ending: Vec<bool>,
 }
@@ -102,7 +103,7 @@ impl Contexts {
             .collect();
         let state = ContextsState {
             generations: vec![1; limits::CONTEXTS as usize],
-            retained: vec![0; devices],
+            retained: vec![Retains::default(); devices],
             ending: vec![false; limits::CONTEXTS as usize],
         };
         Contexts {
@@ -332,10 +333,11 @@ impl Contexts {
         streams: &Streams,
         devices: &Devices,
         device: i32,
+        by: Retainer,
     ) -> Result<u64> {
         let index = self.primary_index(device)?;
         let (raw, mut state) = self.active_primary(session, streams, devices, device)?;
-        state.retained[index] = state.retained[index].saturating_add(1);
+        state.retained[index].add(by);
         Ok(raw)
     }
 
@@ -370,23 +372,33 @@ impl Contexts {
         Ok((raw, state))
     }
 
-    /// Releases a device's primary context; the last release resets it.
-    pub(crate) fn release_primary(&self, device: i32, end: impl FnOnce(Id<Kind>) -> Result) -> Result {
+    /// Releases a device's primary context; the last release resets it. `false` if the holder has not retained it.
+    pub(crate) fn release_primary(
+        &self,
+        device: i32,
+        by: Retainer,
+        end: impl FnOnce(Id<Kind>) -> Result,
+    ) -> Result<bool> {
         let (raw, index) = (self.primary(device)?, self.primary_index(device)?);
-        let left = {
+        let is_held = {
             let mut state = self.lock();
-            let left = state.retained[index].checked_sub(1).ok_or(Error::INVALID_CONTEXT)?;
-            state.retained[index] = left;
-            left
+            let retained = &mut state.retained[index];
+            if !retained.remove(by) {
+                return Ok(false);
+            }
+            retained.is_held()
         };
-        if left == 0 && self.get(raw).is_ok() { self.deactivate(raw, end).map(drop) } else { Ok(()) }
+        if !is_held && self.get(raw).is_ok() {
+            self.deactivate(raw, end)?;
+        }
+        Ok(true)
     }
 
-    /// Takes back a retain of a device's primary context that ends with the context.
+    /// Takes back a green context's retain of a device's primary context, with which it ends.
     pub(crate) fn forget_retain(&self, device: i32) -> Result {
         let index = self.primary_index(device)?;
         let mut state = self.lock();
-        state.retained[index] = state.retained[index].saturating_sub(1);
+        state.retained[index].remove(Retainer::GreenContext);
         Ok(())
     }
 

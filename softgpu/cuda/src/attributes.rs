@@ -57,10 +57,10 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         // Atomic operations on host memory are the host's own; so host and device may access managed memory at the same time.
         86 | 89 => u32::from(has_host_atomics(gpu)),
         87 => capability.single_to_double,
-        90 => 1,                  // pre-emption
-        91 => 1,                  // registered memory has the host's address
-        92..=94 | 122 | 123 => 1, // streams wait for values in memory and write them, in both versions
-        95 => 1,                  // cooperative launches
+        90 => 1,        // pre-emption
+        91 => 1,        // registered memory has the host's address
+        122 | 123 => 1, // streams wait for values in memory and write them, by the functions of version 2
+        95 => 1,        // cooperative launches
         97 => capability.shared_per_block_optin,
         88 => u32::from(gpu.has.contains(&Has::PageableMemoryAccess)),
         99 => 1, // registers host memory

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sluice_cuda_abi::resources::{DEFAULT_STREAM, DevResource, LAST_SCOPE, kind};
+use sluice_cuda_frontend::retains::Retainer;
 
 use crate::context::{CONTEXTS, Context, Core};
 use crate::error::{Error, Result};
@@ -107,15 +108,19 @@ pub(crate) fn refuse_captures(green: &Green) -> Result {
 
 /// `cuGreenCtxCreate`.
 pub(crate) fn create(descriptor: u64, gpu: &'static VisibleGpu, flags: u32) -> Result<u64> {
-    let descriptor = DESCRIPTORS.get(descriptor)?;
+    // No descriptor is that of the whole device.
+    let descriptor = match descriptor {
+        0 => Arc::new(Descriptor { device: gpu.ordinal, multiprocessors: None, queues: DEFAULT_QUEUES }),
+        given => DESCRIPTORS.get(given)?,
+    };
     if flags & !DEFAULT_STREAM != 0 || descriptor.device != gpu.ordinal {
         return Err(Error::INVALID_VALUE);
     }
     let primary = process::driver()?.primary(gpu.ordinal)?;
-    let context = primary.retain()?;
+    let context = primary.retain(Retainer::GreenContext)?;
     let made = context.core().and_then(|core| make(&descriptor, &core, flags));
     if made.is_err() {
-        primary.release()?;
+        primary.release(Retainer::GreenContext, Error::UNKNOWN)?;
     }
     made
 }
@@ -147,5 +152,5 @@ pub(crate) fn destroy(handle: u64) -> Result {
     green.queues.retire_records();
     let core = CONTEXTS.remove(green.view())?.take_core().ok_or(Error::INVALID_CONTEXT)?;
     lock(&core.greens).retain(|other| *other != handle);
-    process::driver()?.primary(green.gpu.ordinal)?.release()
+    process::driver()?.primary(green.gpu.ordinal)?.release(Retainer::GreenContext, Error::INVALID_CONTEXT)
 }

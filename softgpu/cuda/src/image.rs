@@ -9,6 +9,9 @@ use crate::gpu;
 /// Maximum size of an image, in bytes.
 pub(crate) const IMAGE_LIMIT: u64 = 1 << 30;
 
+/// The first bytes of a fatbin.
+pub(crate) const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
+
 /// The reason that an image does not load: the result code, and the text for the log.
 pub(crate) struct LoadRefusal {
     pub(crate) error: Error,
@@ -44,14 +47,26 @@ impl From<LoadError> for LoadRefusal {
     }
 }
 
+/// True if the bytes are of no known kind of image.
+pub(crate) fn is_unknown(bytes: &[u8]) -> bool {
+    let is_file = [&FATBIN[..], b"\x7fELF"].iter().any(|magic| bytes.starts_with(magic));
+    !is_file && !image::begins_as_ptx(bytes)
+}
+
+/// The refusal of bytes of no known kind.
+pub(crate) fn unknown() -> LoadRefusal {
+    LoadRefusal { error: Error::INVALID_IMAGE, text: "neither PTX nor an image".to_owned() }
+}
+
 /// The PTX for this device in a text or a fatbin.
 pub(crate) fn select_ptx(bytes: &[u8]) -> Result<Vec<u8>, LoadRefusal> {
+    if is_unknown(bytes) {
+        return Err(unknown());
+    }
     let limit = usize::try_from(IMAGE_LIMIT).unwrap_or(usize::MAX);
     image::select_ptx(bytes, gpu::image_capability().sm(), limit).map_err(|error| match error {
-        // Bytes of no known kind are treated as invalid PTX.
-        ImageError::Invalid(_)
-            if !bytes.starts_with(b"\x50\xed\x55\xba") && !bytes.starts_with(b"\x7fELF") =>
-        {
+        // A text without a line that it must have.
+        ImageError::Invalid(_) if !bytes.starts_with(&FATBIN) => {
             LoadRefusal { error: Error::INVALID_PTX, text: error.to_string() }
         }
         other => LoadRefusal::from(other),

@@ -1,5 +1,6 @@
 //! The arrays, textures and surfaces of the process, and copies from and to arrays.
 
+use sluice_cuda_frontend::given;
 use sluice_cuda_graphs::{CopySide, memory_type};
 use sluice_cuda_images::Images;
 
@@ -20,10 +21,7 @@ pub(crate) fn side(side: &CopySide, extent: CopyExtent) -> Result<CopyEnd> {
     if side.level != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    if side.array == 0 {
-        return Err(Error::INVALID_VALUE);
-    }
-    let of = IMAGES.array(side.array)?;
+    let of = IMAGES.array(given::<Error>(side.array)?)?;
     let region = of.shape.region([side.x, side.y, side.z], [extent.width, extent.height, extent.depth]);
     let [x, y, z] = region.map_err(|code| Error(code as u32))?.origin;
     let level = of.array.image.levels().first().ok_or(Error::UNKNOWN)?;

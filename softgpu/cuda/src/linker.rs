@@ -16,7 +16,7 @@ use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::handles::{Kind, Registry};
-use crate::image::{LoadRefusal, describe, select_ptx};
+use crate::image::{FATBIN, LoadRefusal, describe, select_ptx, unknown};
 use crate::jit::JitOptions;
 use crate::linked::{self, LinkedText};
 use crate::lock::lock;
@@ -35,6 +35,8 @@ pub(crate) struct PendingLink {
     texts: Vec<LinkedText>,
     /// The name of the input of each text.
     names: Vec<String>,
+    /// The refusal of an object that is none, which NVIDIA's driver does not read before the link is completed.
+    unread: Option<LoadRefusal>,
 }
 
 impl PendingLink {
@@ -44,6 +46,10 @@ impl PendingLink {
             text: format!("error: {name}: {}\n", refusal.text),
             ..refusal
         };
+        if kind == input::OBJECT && !bytes.starts_with(ELF) {
+            self.unread.get_or_insert_with(|| named(unknown()));
+            return Ok(());
+        }
         let texts = texts(kind, bytes, max_registers).map_err(named)?;
         for LinkedText { text, .. } in &texts {
             Module::check(text, gpu::image_capability().sm())
@@ -59,6 +65,9 @@ impl PendingLink {
 
     /// Links the inputs. Returns the file, and a line about each kernel.
     pub(crate) fn complete(&self) -> Outcome<(Vec<u8>, String)> {
+        if let Some(LoadRefusal { error, text }) = &self.unread {
+            return Err(LoadRefusal { error: *error, text: text.clone() });
+        }
         let units: Vec<SourceUnit<'_>> = self
             .texts
             .iter()
@@ -80,6 +89,9 @@ impl PendingLink {
     }
 }
 
+/// The first bytes of an object.
+const ELF: &[u8] = b"\x7fELF";
+
 /// The texts of an input.
 fn texts(kind: u32, bytes: &[u8], max_registers: Option<u32>) -> Outcome<Vec<LinkedText>> {
     let no_code =
@@ -93,14 +105,14 @@ fn texts(kind: u32, bytes: &[u8], max_registers: Option<u32>) -> Outcome<Vec<Lin
                 .iter()
                 .map(|unit| LinkedText { text: unit.text.to_vec(), max_registers: unit.max_registers })
                 .collect()),
-            None if bytes.starts_with(b"\x7fELF") => Err(no_code()),
+            None if bytes.starts_with(ELF) => Err(no_code()),
             None if kind == input::FATBINARY && bytes.starts_with(&FATBIN) => selected(),
-            None => Err(LoadRefusal { error: Error::INVALID_IMAGE, text: "not such an image".to_owned() }),
+            None => Err(unknown()),
         },
         input::OBJECT | input::LIBRARY => {
-            let head: &[u8] = if kind == input::OBJECT { b"\x7fELF" } else { b"!<arch>\n" };
-            if !bytes.starts_with(head) {
-                return Err(LoadRefusal { error: Error::INVALID_IMAGE, text: "not such a file".to_owned() });
+            if kind == input::LIBRARY && !bytes.starts_with(b"!<arch>\n") {
+                // NVIDIA's driver has no code of its own for it.
+                return Err(LoadRefusal { error: Error::UNKNOWN, ..unknown() });
             }
             let texts: Vec<LinkedText> = fatbins(bytes)
                 .filter_map(|fatbin| select_ptx(fatbin).ok())
@@ -115,9 +127,6 @@ fn texts(kind: u32, bytes: &[u8], max_registers: Option<u32>) -> Outcome<Vec<Lin
         _ => Err(LoadRefusal::from(Error::INVALID_VALUE)),
     }
 }
-
-/// The first bytes of a fatbin.
-const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
 
 /// The fatbins in the bytes of an object or an archive.
 fn fatbins(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -255,8 +264,21 @@ mod tests {
         assert_eq!(error, Error::UNKNOWN);
         assert!(text.contains("input 1") && text.contains("multiple definition of helper"), "{text}");
         let (error, text) = linked(&["no PTX"]).unwrap_err();
-        assert_eq!(error, Error::INVALID_PTX);
+        assert_eq!(error, Error::INVALID_IMAGE);
         assert!(text.contains("input 0"), "{text}");
+    }
+
+    // Promise: S91
+    #[test]
+    fn object_that_is_none_is_refused_when_the_link_is_completed() {
+        let mut link = PendingLink::default();
+        let mut add = |kind| link.add(kind, b"no file", "odd", None).map_err(|refusal| refusal.error);
+        assert_eq!(add(input::LIBRARY), Err(Error::UNKNOWN));
+        assert_eq!(add(input::CUBIN), Err(Error::INVALID_IMAGE));
+        assert_eq!(add(input::OBJECT), Ok(()));
+        let refusal = link.complete().map(drop).unwrap_err();
+        assert_eq!(refusal.error, Error::INVALID_IMAGE);
+        assert!(refusal.text.contains("odd"), "{}", refusal.text);
     }
 
     #[test]

@@ -105,8 +105,15 @@ struct SharedVariables {
 
 /// An image without a context.
 pub(crate) struct Library {
-    body: Arc<LibraryBody>,
+    /// An image of no known kind has an error instead, which every use of the library returns.
+    body: Result<Arc<LibraryBody>>,
     kernels: Vec<u64>,
+}
+
+impl Library {
+    fn body(&self) -> Result<&Arc<LibraryBody>> {
+        self.body.as_ref().map_err(|error| *error)
+    }
 }
 
 /// A kernel of a library.
@@ -203,6 +210,14 @@ fn read_image(address: In<u8>) -> std::result::Result<Vec<u8>, LoadRefusal> {
     };
     let extent = image::size_of(&mut read, IMAGE_LIMIT)?;
     Ok(address.bytes(usize::try_from(extent.bytes).map_err(|_| Error::INVALID_IMAGE)?)?)
+}
+
+/// True if an image that was refused is of no known kind.
+pub(crate) fn is_unknown(address: In<u8>) -> bool {
+    let mut first = [0];
+    address.read(&mut first).is_ok()
+        && first[0] != WRAPPER_FIRST_BYTE
+        && read_image(address).is_ok_and(|bytes| crate::image::is_unknown(&bytes))
 }
 
 /// The pointers of a [`Wrapper`].
@@ -512,13 +527,13 @@ pub(crate) fn load_library(image: Arc<Image>) -> Result<u64> {
             kernels.push(KERNELS.insert_with(|_| kernel).map(|(handle, _)| handle));
         }
         Library {
-            body: Arc::clone(&body),
+            body: Ok(Arc::clone(&body)),
             kernels: kernels.iter().filter_map(|kernel| kernel.ok()).collect(),
         }
     })?;
     let eager = || match current_core() {
         Ok(core) if Environment::get().loading == LoadingMode::Eager => {
-            LIBRARIES.get(handle)?.body.module(&core).map(drop)
+            LIBRARIES.get(handle)?.body()?.module(&core).map(drop)
         }
         _ => Ok(()),
     };
@@ -530,6 +545,15 @@ pub(crate) fn load_library(image: Arc<Image>) -> Result<u64> {
     Ok(handle)
 }
 
+/// Makes a library of an image that is of no known kind: NVIDIA's driver reads the image when the library is used. `error` is the
+/// answer of every use.
+pub(crate) fn load_unread(error: Error) -> Result<u64> {
+    if Environment::get().loading == LoadingMode::Eager && current_core().is_ok() {
+        return Err(error);
+    }
+    Ok(LIBRARIES.insert_with(|_| Library { body: Err(error), kernels: Vec::new() })?.0)
+}
+
 /// `cuLibraryUnload`. Returns the modules that ended.
 pub(crate) fn unload_library(handle: u64) -> Result<Vec<u64>> {
     let library = LIBRARIES.remove(handle)?;
@@ -537,13 +561,14 @@ pub(crate) fn unload_library(handle: u64) -> Result<Vec<u64>> {
         // Only this code removes kernels.
         let _ = KERNELS.remove(*kernel);
     }
-    let instances: Vec<_> = lock(&library.body.instances).drain().collect();
+    let Ok(body) = library.body() else { return Ok(Vec::new()) };
+    let instances: Vec<_> = lock(&body.instances).drain().collect();
     let mut ended = Vec::new();
     for (_, (module, _)) in instances {
         end(module)?;
         ended.push(module);
     }
-    if let Some(SharedVariables { gpu, addresses }) = lock(&library.body.managed).take() {
+    if let Some(SharedVariables { gpu, addresses }) = lock(&body.managed).take() {
         gpu::drain_all()?;
         release_blocks(gpu, addresses.into_values(), &[BlockKind::Variable]);
     }
@@ -553,13 +578,15 @@ pub(crate) fn unload_library(handle: u64) -> Result<Vec<u64>> {
 /// `cuLibraryGetKernel`.
 pub(crate) fn library_kernel(handle: u64, name: &[u8]) -> Result<u64> {
     let library = LIBRARIES.get(handle)?;
-    let index = library.body.image.kernel(name)?;
+    let index = library.body()?.image.kernel(name)?;
     library.kernels.get(index).copied().ok_or(Error::NOT_FOUND)
 }
 
 /// `cuLibraryEnumerateKernels`.
 pub(crate) fn library_kernels(handle: u64) -> Result<Vec<u64>> {
-    Ok(LIBRARIES.get(handle)?.kernels.clone())
+    let library = LIBRARIES.get(handle)?;
+    library.body()?;
+    Ok(library.kernels.clone())
 }
 
 impl LibraryBody {
@@ -589,28 +616,30 @@ impl LibraryBody {
 /// `cuLibraryGetModule` in the current context.
 pub(crate) fn library_module(handle: u64) -> Result<u64> {
     let library = LIBRARIES.get(handle)?;
-    Ok(library.body.module(&current_core()?)?.0)
+    Ok(library.body()?.module(&current_core()?)?.0)
 }
 
 /// `cuLibraryGetGlobal` in the current context.
 pub(crate) fn library_global(handle: u64, name: &[u8]) -> Result<(u64, u64)> {
     let library = LIBRARIES.get(handle)?;
     // An unknown name must not allocate memory.
-    library.body.image.global(name)?;
-    let (_, module) = library.body.module(&current_core()?)?;
+    let body = library.body()?;
+    body.image.global(name)?;
+    let (_, module) = body.module(&current_core()?)?;
     module_global(&module, name)
 }
 
 /// `cuLibraryGetManaged`, which needs no context.
 pub(crate) fn library_managed(handle: u64, name: &[u8]) -> Result<(u64, u64)> {
     let library = LIBRARIES.get(handle)?;
-    let index = library.body.image.global(name)?;
-    let global = &library.body.image.parsed.globals()[index];
+    let body = library.body()?;
+    let index = body.image.global(name)?;
+    let global = &body.image.parsed.globals()[index];
     if !global.managed {
         return Err(Error::NOT_FOUND);
     }
     let gpu = current_core().map_or_else(|_| gpu::at(0), |core| Ok(core.gpu))?;
-    let address = library.body.managed(gpu)?.get(&index).copied().ok_or(Error::NOT_FOUND)?;
+    let address = body.managed(gpu)?.get(&index).copied().ok_or(Error::NOT_FOUND)?;
     Ok((address, global.size))
 }
 

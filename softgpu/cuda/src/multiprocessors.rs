@@ -188,7 +188,9 @@ impl Multiprocessors {
         flags: u32,
         granularity: Granularity,
     ) -> Result<Parts> {
-        let Granularity { minimum: least, alignment, clusters } = match flags {
+        // NVIDIA's driver ignores flags that do not exist.
+        let known = flags & (split_flags::IGNORE_COSCHEDULING | split_flags::LARGEST_CLUSTER);
+        let Granularity { minimum: least, alignment, clusters } = match known {
             0 => granularity,
             split_flags::IGNORE_COSCHEDULING => Granularity { minimum: PAIR, alignment: PAIR, ..granularity },
             split_flags::LARGEST_CLUSTER if granularity.clusters => {
@@ -332,7 +334,8 @@ mod tests {
         let refused = |most, minimum, flags| set.by_count(most, minimum, flags, granularity).err();
         assert_eq!(refused(1, 133, 0), Some(Error::INVALID_VALUE));
         assert_eq!(refused(0, 8, 0), Some(Error::INVALID_VALUE));
-        assert_eq!(refused(1, 8, 4), Some(Error::INVALID_VALUE));
+        assert_eq!(refused(1, 8, 3), Some(Error::INVALID_VALUE));
+        assert_eq!(refused(1, 8, 4), None, "a flag that does not exist");
         let (old, granularity) = all(132, 80);
         let largest = old.by_count(1, 8, split_flags::LARGEST_CLUSTER, granularity);
         assert_eq!(largest.err(), Some(Error::INVALID_VALUE), "a device without clusters");

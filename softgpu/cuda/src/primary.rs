@@ -4,6 +4,8 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
+use sluice_cuda_frontend::retains::{Retainer, Retains};
+
 use crate::context::Context;
 use crate::ending;
 use crate::error::{Error, Result};
@@ -18,32 +20,34 @@ pub(crate) struct Primary {
     pub(crate) context: Arc<Context>,
     /// Flags for the next activation.
     flags: AtomicU32,
-    retained: Mutex<u64>,
+    retained: Mutex<Retains>,
 }
 
 impl Primary {
     /// Registers the primary context of a GPU, which is not alive yet. Called once, when the driver starts.
     pub(crate) fn register(gpu: &'static VisibleGpu) -> Result<Primary> {
         let context = Context::register(gpu, 0, VERSION, true)?;
-        Ok(Primary { context, flags: AtomicU32::new(0), retained: Mutex::new(0) })
+        Ok(Primary { context, flags: AtomicU32::new(0), retained: Mutex::default() })
     }
 
     /// Retains the context; the first retain activates it.
-    pub(crate) fn retain(&self) -> Result<Arc<Context>> {
+    pub(crate) fn retain(&self, by: Retainer) -> Result<Arc<Context>> {
         let mut retained = lock(&self.retained);
         if !self.context.is_active() {
             self.context.activate()?;
             self.context.flags.store(self.flags(), Relaxed);
         }
-        *retained += 1;
+        retained.add(by);
         Ok(Arc::clone(&self.context))
     }
 
-    /// Releases the context; the last release ends it.
-    pub(crate) fn release(&self) -> Result {
+    /// Releases the context; the last release ends it. `unheld` is the error if the holder has not retained it.
+    pub(crate) fn release(&self, by: Retainer, unheld: Error) -> Result {
         let mut retained = lock(&self.retained);
-        *retained = retained.checked_sub(1).ok_or(Error::INVALID_CONTEXT)?;
-        if *retained == 0 {
+        if !retained.remove(by) {
+            return Err(unheld);
+        }
+        if !retained.is_held() {
             ending::end(&self.context);
         }
         Ok(())
@@ -52,7 +56,7 @@ impl Primary {
     /// Ends the context, even if it is retained.
     pub(crate) fn reset(&self) {
         let mut retained = lock(&self.retained);
-        *retained = 0;
+        *retained = Retains::default();
         ending::end(&self.context);
         self.flags.store(0, Relaxed);
     }

@@ -1,15 +1,11 @@
 //! This driver's functions behind the export tables.
 
-use std::collections::BTreeSet;
-use std::sync::Mutex;
-
 use sluice_cuda_abi::symbols::CUDA_VERSION;
 use sluice_cuda_frontend::In;
 use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks};
 
 use crate::context::{self, CONTEXTS};
 use crate::error::code;
-use crate::lock::lock;
 use crate::log::log;
 use crate::stream::{self, Implicit};
 use crate::{module, process};
@@ -17,7 +13,6 @@ use crate::{module, process};
 struct Answers;
 
 static ANSWERS: Answers = Answers;
-static REFUSED: Mutex<BTreeSet<[u8; 16]>> = Mutex::new(BTreeSet::new());
 
 /// Connects the tables to this driver.
 pub(crate) fn install() {
@@ -70,9 +65,7 @@ impl Hooks for Answers {
     }
 
     fn refused(&self, uuid: [u8; 16]) {
-        if lock(&REFUSED).insert(uuid) {
-            log!("export table {uuid:02x?} is not supported");
-        }
+        log!("export table {uuid:02x?} is not supported");
     }
 
     fn unsupported(&self, uuid: [u8; 16], slot: usize) {

@@ -162,8 +162,27 @@ fn images_without_ptx_for_this_device_are_refused() {
     let newer = text(".version 8.0\n.target sm_90\n.address_size 64\n");
     assert_eq!(cu!(cuModuleLoadData(&raw mut module, newer.as_ptr().cast())), NO_BINARY);
     let text = text("this is no image at all");
-    assert_eq!(cu!(cuModuleLoadData(&raw mut module, text.as_ptr().cast())), INVALID_PTX);
+    assert_eq!(cu!(cuModuleLoadData(&raw mut module, text.as_ptr().cast())), INVALID_IMAGE);
     assert_eq!(cu!(cuModuleLoadData(&raw mut module, ptr::null())), INVALID_VALUE);
+}
+
+// Promise: S91
+#[test]
+fn library_of_no_known_image_is_refused_when_it_is_used() {
+    let _context = Context::new();
+    let (mut library, mut kernel, mut module) = (0, 0, 0);
+    let (image, name) = (text("this is no image at all"), text("kernel"));
+    let (keys, values) = (ptr::null(), ptr::null());
+    let load = |library: *mut u64, image: *const c_void| {
+        cu!(cuLibraryLoadData(library, image, keys, values, 0, ptr::null(), ptr::null(), 0))
+    };
+    assert_eq!(load(&raw mut library, image.as_ptr().cast()), 0);
+    assert_eq!(cu!(cuLibraryGetKernel(&raw mut kernel, library, name.as_ptr())), INVALID_IMAGE);
+    assert_eq!(cu!(cuLibraryGetModule(&raw mut module, library)), INVALID_IMAGE);
+    ok!(cuLibraryUnload(library));
+    assert_eq!(cu!(cuLibraryUnload(library)), INVALID_HANDLE);
+    let broken = text(".version 8.0\n.target sm_80\n.address_size 64\n.nonsense\n");
+    assert_eq!(load(&raw mut library, broken.as_ptr().cast()), INVALID_PTX);
 }
 
 #[test]
@@ -236,7 +255,9 @@ fn symbol_lookup_returns_the_form_for_the_version() {
     let name = text("cuNothing");
     ok!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 13050, 0, &raw mut status));
     assert_eq!((place, status), (ptr::null(), 1));
-    assert_eq!(cu!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 13050, 0, ptr::null_mut())), NOT_FOUND);
+    place = &raw const status as *const c_void;
+    ok!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 13050, 0, ptr::null_mut()));
+    assert_eq!(place, ptr::null(), "without a place for the status");
     assert_eq!(
         cu!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 99999, 0, &raw mut status)),
         INVALID_VALUE

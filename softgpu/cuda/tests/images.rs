@@ -135,7 +135,7 @@ fn copies_in_all_directions_keep_to_their_box_of_an_array() {
     let other = array(8, 4, 3, 0);
     assert_eq!(copy(inside(volume, [0; 3]), inside(other, [0; 3]), [32, 4, 3]), 0);
     assert_eq!(read_box(other, [8, 1, 2], [8, 2, 1]), part);
-    for (origin, extent) in [([4, 0, 0], [32, 1, 1]), ([0, 3, 0], [4, 2, 1]), ([2, 0, 0], [4, 1, 1])] {
+    for (origin, extent) in [([4, 0, 0], [32, 1, 1]), ([0, 3, 0], [4, 2, 1]), ([30, 0, 0], [4, 1, 1])] {
         assert_eq!(copy(host(all.as_ptr(), 0, 0), inside(volume, origin), extent), INVALID_VALUE);
     }
     // Arrays of one dimension have functions of their own.
@@ -150,6 +150,17 @@ fn copies_in_all_directions_keep_to_their_box_of_an_array() {
     ok!(cuMemcpyAtoH_v2(values.as_mut_ptr().cast(), second, 0, 48));
     assert_eq!(values[..10], all[..10]);
     assert_eq!(values[10..], all[1..3]);
+    // Bytes 2 to 5 of a row, which are parts of two elements.
+    let parts = [9u8, 8, 7, 6];
+    ok!(cuMemcpyHtoA_v2(second, 2, parts.as_ptr().cast(), 4));
+    ok!(cuMemcpyAtoH_v2(values.as_mut_ptr().cast(), second, 0, 8));
+    let bytes = [values[0], values[1]].map(f32::to_ne_bytes);
+    let first = [all[0], all[1]].map(f32::to_ne_bytes);
+    assert_eq!(bytes.as_flattened()[2..6], parts);
+    assert_eq!(
+        (bytes[0][..2].to_vec(), bytes[1][2..].to_vec()),
+        (first[0][..2].to_vec(), first[1][2..].to_vec())
+    );
     assert_eq!(cu!(cuMemcpyHtoA_v2(line, 60, all.as_ptr().cast(), 8)), INVALID_VALUE);
     assert_eq!(cu!(cuMemcpyHtoA_v2(line + 1, 0, all.as_ptr().cast(), 8)), INVALID_HANDLE);
     let stream = stream(1);
@@ -208,8 +219,14 @@ fn kernel_reads_the_elements_of_an_array_and_writes_them_by_a_surface() {
     assert_eq!(drawn, expected);
     ok!(cuSurfObjectDestroy(surface));
     ok!(cuTexObjectDestroy(object));
-    assert_eq!(cu!(cuTexObjectDestroy(object)), INVALID_VALUE);
-    assert_eq!(cu!(cuSurfObjectCreate(&raw mut surface, &over(array(5, 3, 0, 0)))), INVALID_VALUE);
+    ok!(cuTexObjectDestroy(object));
+
+    let plain = array(5, 3, 0, 0);
+    ok!(cuSurfObjectCreate(&raw mut surface, &over(plain)));
+    assert_eq!(launch(function(module, "draw"), 3, 5, 0, &mut [surface]), 0);
+    ok!(cuCtxSynchronize());
+    let drawn: Vec<u32> = read_box(plain, [0; 3], [20, 3, 1]).iter().map(|value| value.to_bits()).collect();
+    assert_eq!(drawn, expected, "an array that was not made for surfaces");
 }
 
 // Promise: C80

@@ -296,9 +296,14 @@ impl<D: GraphDriver> Graphs<D> {
             return Err(invalid::<D>());
         }
         // The driver reports a wrong node before a wrong object of its work.
-        self.work(node)?;
+        let attributes = self.with(|state| {
+            Ok(match state.model.work(node)? {
+                Work::Kernel(kernel) => Some(kernel.attributes.clone()),
+                _ => None,
+            })
+        })?;
         if let Work::Kernel(kernel) = &mut work {
-            kernel.attributes = self.kernel(node)?.attributes;
+            kernel.attributes = attributes.ok_or_else(invalid::<D>)?;
         }
         self.driver.check(&work)?;
         self.with(|state| state.model.set_work(node, work))

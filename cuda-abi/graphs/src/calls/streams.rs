@@ -52,8 +52,7 @@ impl<D: GraphDriver> Graphs<D> {
     /// # Errors
     /// The driver's code.
     pub fn thread_exchange_stream_capture_mode(&self, mode: Out<u32, D>) -> Result<(), D> {
-        let new = Mode::of(mode.get()?).map_err(failed::<D>)?;
-        mode.set(capture::exchange_mode(new) as u32)
+        mode.set(capture::exchange_mode(mode.get()?))
     }
 
     /// `cuStreamBeginCapture_v2`; the first form has mode 0.

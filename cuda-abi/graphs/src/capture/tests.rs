@@ -393,3 +393,11 @@ fn each_capture_has_its_own_id() {
     }
     assert_eq!(ids, [1, 2, 3]);
 }
+
+#[test]
+fn number_that_is_no_mode_of_a_thread_is_kept_and_prohibits_like_the_strictest() {
+    assert_eq!(exchange_mode(9), Mode::Global as u32);
+    assert_eq!(thread_mode(), Mode::Global);
+    assert_eq!(exchange_mode(Mode::Relaxed as u32), 9);
+    assert_eq!(thread_mode(), Mode::Relaxed);
+}

@@ -72,9 +72,9 @@ impl<D: ImageDriver> Images<D> {
     /// `cuTexObjectDestroy`.
     pub fn tex_object_destroy(&self, object: u64) -> Result<(), D> {
         let context = self.driver.context()?;
+        // NVIDIA's driver takes the number of no object, and does nothing.
         let found = self.state().textures.remove(&(context, object));
-        found.ok_or_else(|| failed::<D>(INVALID))?;
-        self.driver.destroy_texture(object)
+        found.map_or(Ok(()), |_| self.driver.destroy_texture(object))
     }
 
     /// `cuTexObjectGetResourceDesc`.
@@ -125,9 +125,9 @@ impl<D: ImageDriver> Images<D> {
     /// `cuSurfObjectDestroy`.
     pub fn surf_object_destroy(&self, object: u64) -> Result<(), D> {
         let context = self.driver.context()?;
+        // As for textures.
         let found = self.state().surfaces.remove(&(context, object));
-        found.ok_or_else(|| failed::<D>(INVALID))?;
-        self.driver.destroy_surface(object)
+        found.map_or(Ok(()), |_| self.driver.destroy_surface(object))
     }
 
     /// `cuSurfObjectGetResourceDesc`.

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use super::{INVALID, INVALID_HANDLE, Images, In, Out, Result, failed};
+use super::{INVALID, INVALID_HANDLE, ImageState, Images, In, Out, Result, failed};
 use crate::driver::ImageDriver;
 use crate::reference::TextureReference;
 use crate::shape::flags;
@@ -103,12 +103,29 @@ impl<D: ImageDriver> Images<D> {
         place.set(handle.ok_or_else(|| failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))?)
     }
 
-    /// Checks the handle of a texture reference and the context, in the order of the driver: it does so before it reads other arguments.
+    /// Returns the context of a call about a reference that `exists`. The driver reports a wrong handle before a missing context, and both
+    /// before it reads other arguments.
+    fn context_for(&self, exists: impl FnOnce(&ImageState<D>) -> bool) -> Result<u64, D> {
+        if exists(&self.state()) { self.driver.context() } else { Err(failed::<D>(INVALID_HANDLE)) }
+    }
+
+    /// The same for a texture reference.
     fn check_reference(&self, reference: u64) -> Result<u64, D> {
-        if self.state().texture_references.get(reference).is_none() {
-            return Err(failed::<D>(INVALID_HANDLE));
-        }
-        self.driver.context()
+        self.context_for(|state| state.texture_references.get(reference).is_some())
+    }
+
+    /// Looks a texture reference up for a call with no other arguments to read. Errors are those of [`Self::check_reference`].
+    fn with_reference<T>(
+        &self,
+        reference: u64,
+        action: impl FnOnce(&mut TextureVariable<D>) -> std::result::Result<T, Code>,
+    ) -> Result<T, D> {
+        // Before the lock, since it is the library's code.
+        let context = self.driver.context();
+        let mut state = self.state();
+        let found = state.texture_references.get_mut(reference);
+        let found = found.ok_or_else(|| failed::<D>(INVALID_HANDLE))?;
+        context.and_then(|_| action(found).map_err(failed::<D>))
     }
 
     /// `cuTexRefDestroy`: only for a reference that the program made.
@@ -154,15 +171,11 @@ impl<D: ImageDriver> Images<D> {
         reference: u64,
         action: impl FnOnce(&mut TextureReference<D::Array>) -> std::result::Result<(), Code>,
     ) -> Result<(), D> {
-        self.check_reference(reference)?;
-        let changed = {
-            let mut state = self.state();
-            let found = state.texture_references.get_mut(reference);
-            let found = found.ok_or_else(|| failed::<D>(INVALID_HANDLE))?;
-            action(&mut found.state).map_err(failed::<D>)?;
+        let changed = self.with_reference(reference, |found| {
+            action(&mut found.state)?;
             let variable = found.variable.as_ref().map(|(_, _, variable)| variable.clone());
-            variable.map(|variable| (variable, found.state.texture()))
-        };
+            Ok(variable.map(|variable| (variable, found.state.texture())))
+        })?;
         match changed {
             Some((variable, Some(texture))) => {
                 let bound = self.driver.bind_texture(&variable, Some(&texture));
@@ -177,10 +190,7 @@ impl<D: ImageDriver> Images<D> {
         reference: u64,
         action: impl FnOnce(&TextureReference<D::Array>) -> std::result::Result<T, Code>,
     ) -> Result<T, D> {
-        self.check_reference(reference)?;
-        let state = self.state();
-        let found = state.texture_references.get(reference).ok_or_else(|| failed::<D>(INVALID_HANDLE))?;
-        action(&found.state).map_err(failed::<D>)
+        self.with_reference(reference, |found| action(&found.state))
     }
 
     /// `cuTexRefSetArray`.
@@ -377,17 +387,9 @@ impl<D: ImageDriver> Images<D> {
         place.set(self.read(reference, |state| Ok(state.sampling().flags))?)
     }
 
-    /// The same for a surface reference.
-    fn check_surface_reference(&self, reference: u64) -> Result<u64, D> {
-        if self.state().surface_references.get(reference).is_none() {
-            return Err(failed::<D>(INVALID_HANDLE));
-        }
-        self.driver.context()
-    }
-
     /// `cuSurfRefSetArray`.
     pub fn surf_ref_set_array(&self, reference: u64, array: u64, set_flags: u32) -> Result<(), D> {
-        let context = self.check_surface_reference(reference)?;
+        let context = self.context_for(|state| state.surface_references.get(reference).is_some())?;
         let invalid = || failed::<D>(INVALID);
         let of = self.array_for(context, array, false).map_err(failed::<D>)?;
         if set_flags != 0 || of.shape.flags & flags::SURFACE == 0 {
@@ -404,7 +406,7 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuSurfRefGetArray`.
     pub fn surf_ref_get_array(&self, place: Out<u64, D>, reference: u64) -> Result<(), D> {
-        self.check_surface_reference(reference)?;
+        self.context_for(|state| state.surface_references.get(reference).is_some())?;
         place.required()?;
         let state = self.state();
         let found = state.surface_references.get(reference).and_then(|of| of.bound.as_ref());

@@ -4,8 +4,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use sluice_cuda_frontend::given;
+
 use super::devices::valid_context_flags;
-use super::given;
 use crate::context::{self, CONTEXTS, Context, Core, current_core};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
@@ -49,7 +50,7 @@ fn current() -> Result<Arc<Context>> {
 }
 
 fn destroy(handle: u64) -> Result {
-    if CONTEXTS.get(given(handle)?)?.green().is_some() {
+    if CONTEXTS.get(given::<Error>(handle)?)?.green().is_some() {
         return Err(Error::INVALID_CONTEXT);
     }
     // First: another allocation may get an address of its memory at once.
@@ -132,9 +133,9 @@ calls! {
     // Attachments are not counted: a context lives until it is destroyed.
     fn cuCtxDetach(handle: u64) { CONTEXTS.get(handle).map(drop) }
 
-    fn cuCtxPushCurrent(handle: u64) { context::push(CONTEXTS.get(given(handle)?)?) }
+    fn cuCtxPushCurrent(handle: u64) { context::push(CONTEXTS.get(given::<Error>(handle)?)?) }
 
-    fn cuCtxPushCurrent_v2(handle: u64) { context::push(CONTEXTS.get(given(handle)?)?) }
+    fn cuCtxPushCurrent_v2(handle: u64) { context::push(CONTEXTS.get(given::<Error>(handle)?)?) }
 
     fn cuCtxPopCurrent(place: Out<u64>) { pop(place) }
 

@@ -56,16 +56,18 @@ fn copy_3d(implicit: Implicit, stream: u64, request: In<CopyParameters>, when: W
     copy(implicit, stream, request.into(), when)
 }
 
-/// As [`copy_peer`].
+/// Checks the contexts of a copy between contexts; null is the current one. The addresses determine the devices.
+fn exist(contexts: [u64; 2]) -> Result {
+    let mut named = contexts.into_iter().filter(|context| *context != 0);
+    named.try_for_each(|context| CONTEXTS.get(context).map(drop))
+}
+
 fn copy_3d_peer(implicit: Implicit, stream: u64, request: In<CopyParameters>, when: When) -> Result {
     let request = request.get()?;
-    for context in request.contexts() {
-        CONTEXTS.get(context)?;
-    }
+    exist(request.contexts())?;
     copy(implicit, stream, request.into(), when)
 }
 
-/// A copy between contexts; the addresses determine the devices.
 fn copy_peer(
     implicit: Implicit,
     stream: u64,
@@ -74,8 +76,7 @@ fn copy_peer(
     bytes: u64,
     when: When,
 ) -> Result {
-    CONTEXTS.get(to.1)?;
-    CONTEXTS.get(from.1)?;
+    exist([to.1, from.1])?;
     copy_flat(implicit, stream, device(to.0), device(from.0), bytes, when)
 }
 

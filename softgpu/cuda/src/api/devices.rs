@@ -2,6 +2,8 @@
 
 use std::ffi::c_char;
 
+use sluice_cuda_frontend::pci::BusId;
+use sluice_cuda_frontend::retains::Retainer;
 use sluice_cuda_frontend::{atomics, links};
 use sluice_cuda_images::{Limits, Texel};
 
@@ -21,8 +23,8 @@ fn primary(device: i32) -> Result<&'static Primary> {
     driver()?.primary(device)
 }
 
-fn pci_text(gpu: &VisibleGpu) -> String {
-    format!("0000:{:02X}:00.0", gpu.pci_bus())
+fn bus_id(gpu: &VisibleGpu) -> BusId {
+    BusId { domain: 0, bus: gpu.pci_bus(), device: 0, function: 0 }
 }
 
 /// Flags for scheduling (3 bits), mapped host memory, resize of local memory, core dumps, synchronous memory operations.
@@ -75,18 +77,13 @@ calls! {
     }
 
     fn cuDeviceGetPCIBusId(text: Out<c_char>, room: i32, device: i32) {
-        text.set_text_cut(pci_text(gpu::at(device)?), room)
+        text.set_text_cut(bus_id(gpu::at(device)?).to_string(), room)
     }
 
     fn cuDeviceGetByPCIBusId(device: Out<i32>, text: Text<'_>) {
-        let text = text.get()?.to_ascii_uppercase();
-        let matches = |gpu: &&&VisibleGpu| {
-            let full = pci_text(gpu);
-            // The domain and the function are optional.
-            [&full[..], &full[5..], &full[..10], &full[5..10]].iter().any(|form| form.as_bytes() == text)
-        };
+        let asked = BusId::parse(text.get()?).ok_or(Error::INVALID_VALUE)?;
         device.required()?;
-        let found = gpu::all()?.iter().find(matches).ok_or(Error::INVALID_DEVICE)?;
+        let found = gpu::all()?.iter().find(|gpu| bus_id(gpu) == asked).ok_or(Error::INVALID_DEVICE)?;
         device.set(found.ordinal)
     }
 
@@ -136,10 +133,10 @@ calls! {
         GRAPHS.set_memory_attribute(device, attribute, value)
     }
 
-    fn cuDeviceGetExecAffinitySupport(value: Out<i32>, kind: i32, device: i32) {
+    fn cuDeviceGetExecAffinitySupport(value: Out<i32>, _kind: i32, device: i32) {
         gpu::at(device)?;
-        // 0 is the only type of affinity: a number of multiprocessors.
-        if kind == 0 { value.set(0) } else { Err(Error::INVALID_VALUE) }
+        // A type that does not exist is not supported either.
+        value.set(0)
     }
 
     fn cuDeviceGetTexture1DLinearMaxWidth(width: Out<u64>, format: u32, channels: u32, device: i32) {
@@ -150,12 +147,16 @@ calls! {
 
     fn cuDevicePrimaryCtxRetain(context: Out<u64>, device: i32) {
         context.required()?;
-        context.set(primary(device)?.retain()?.handle)
+        context.set(primary(device)?.retain(Retainer::Program)?.handle)
     }
 
-    fn cuDevicePrimaryCtxRelease(device: i32) { end_primary(device, Primary::release) }
+    fn cuDevicePrimaryCtxRelease(device: i32) {
+        end_primary(device, |primary| primary.release(Retainer::Program, Error::NOT_PERMITTED))
+    }
 
-    fn cuDevicePrimaryCtxRelease_v2(device: i32) { end_primary(device, Primary::release) }
+    fn cuDevicePrimaryCtxRelease_v2(device: i32) {
+        end_primary(device, |primary| primary.release(Retainer::Program, Error::INVALID_CONTEXT))
+    }
 
     fn cuDevicePrimaryCtxReset(device: i32) {
         end_primary(device, |primary| {

@@ -54,6 +54,12 @@ fn use_context(core: &Core, green: Option<&Green>) -> Result {
     }
 }
 
+fn elapsed_time(milliseconds: Out<f32>, start: u64, end: u64) -> Result {
+    // NVIDIA's driver has this code for a missing place, too.
+    let place = milliseconds.required().map_err(|_| Error::INVALID_HANDLE)?;
+    place.set(elapsed(start, end)?)
+}
+
 calls! {
     fn cuCtxRecordEvent(context: u64, event: u64) {
         let (core, green) = whole_context(context)?;
@@ -97,13 +103,9 @@ calls! {
         event::synchronize(event)
     }
 
-    fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) {
-        milliseconds.set(elapsed(start, end)?)
-    }
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) { elapsed_time(milliseconds, start, end) }
 
-    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: u64, end: u64) {
-        milliseconds.set(elapsed(start, end)?)
-    }
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: u64, end: u64) { elapsed_time(milliseconds, start, end) }
 }
 
 twins! {

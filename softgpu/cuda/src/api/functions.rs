@@ -3,10 +3,10 @@
 use std::ffi::c_char;
 use std::sync::atomic::Ordering::Relaxed;
 
+use sluice_cuda_frontend::given;
 use softgpu_device::Capability;
 use softgpu_engine::{Kernel, Module};
 
-use super::given;
 use super::launches::Config;
 use crate::context::current_core;
 use crate::error::{Error, Result};
@@ -133,11 +133,11 @@ calls! {
 
     fn cuFuncGetModule(place: Out<u64>, function: u64) {
         // A kernel has no module: the caller must get its function first.
-        place.set(module::function_at(given(function)?)?.module_handle)
+        place.set(module::function_at(given::<Error>(function)?)?.module_handle)
     }
 
     fn cuFuncGetName(name: Out<*const c_char>, function: u64) {
-        let text = match module::kernel(given(function)?) {
+        let text = match module::kernel(given::<Error>(function)?) {
             Ok(kernel) => kernel.name()?,
             Err(_) => module::function_at(function)?.name()?,
         };
@@ -145,7 +145,7 @@ calls! {
     }
 
     fn cuFuncGetParamInfo(function: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
-        parameter(module::described(given(function)?)?.entry(), index, offset, size)
+        parameter(module::described(given::<Error>(function)?)?.entry(), index, offset, size)
     }
 
     fn cuFuncGetParamCount(function: u64, count: Out<usize>) {

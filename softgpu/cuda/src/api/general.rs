@@ -20,26 +20,21 @@ const FOUND: u32 = 0;
 const NOT_FOUND: u32 = 1;
 const VERSION_TOO_LOW: u32 = 2;
 
-fn look_up(name: Text<'_>, place: Out<u64>, version: i32, flags: u64, status: Out<u32>) -> Result {
+/// Returns the status word of the second version.
+fn look_up(name: Text<'_>, place: Out<u64>, version: i32, flags: u64) -> Result<u32> {
     let name = name.get()?;
     place.required()?;
     let version = u32::try_from(version).map_err(|_| Error::INVALID_VALUE)?;
     if version > CUDA_VERSION || !symbols::valid_flags(flags) {
         return Err(Error::INVALID_VALUE);
     }
-    let word = match symbols::lookup(name, version, flags) {
-        Lookup::Found(index) => {
-            status.set_if_given(FOUND);
-            return place.set(FUNCTIONS[index].address());
-        }
-        Lookup::NotFound => NOT_FOUND,
-        Lookup::VersionTooLow => VERSION_TOO_LOW,
+    let (function, word) = match symbols::lookup(name, version, flags) {
+        Lookup::Found(index) => (FUNCTIONS[index].address(), FOUND),
+        Lookup::NotFound => (0, NOT_FOUND),
+        Lookup::VersionTooLow => (0, VERSION_TOO_LOW),
     };
-    place.set(0)?;
-    if !status.is_given() {
-        return Err(Error::NOT_FOUND);
-    }
-    status.set(word)
+    place.set(function)?;
+    Ok(word)
 }
 
 always! {
@@ -66,11 +61,13 @@ always! {
     }
 
     fn cuGetProcAddress(name: Text<'_>, place: Out<u64>, version: i32, flags: u64) {
-        look_up(name, place, version, flags, Out::missing())
+        if look_up(name, place, version, flags)? == FOUND { Ok(()) } else { Err(Error::NOT_FOUND) }
     }
 
     fn cuGetProcAddress_v2(name: Text<'_>, place: Out<u64>, version: i32, flags: u64, status: Out<u32>) {
-        look_up(name, place, version, flags, status)
+        // Like NVIDIA's driver, it succeeds without a function.
+        status.set_if_given(look_up(name, place, version, flags)?);
+        Ok(())
     }
 
     fn cuGetExportTable(table: Out<*const c_void>, id: In<[u8; 16]>) {

@@ -1,5 +1,7 @@
 //! Device memory and events of other processes.
 
+use sluice_cuda_frontend::given;
+
 use crate::context::{Core, current_core};
 use crate::error::{Error, Result};
 use crate::event;
@@ -48,7 +50,7 @@ calls! {
 
     fn cuIpcGetEventHandle(place: Out<IpcHandle>, event: u64) {
         place.required()?;
-        super::given(event)?;
+        given::<Error>(event)?;
         current_core()?;
         place.set(IpcHandle(event::share(event)?.to_bytes(Named::Event)))
     }

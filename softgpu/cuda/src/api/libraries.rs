@@ -2,6 +2,8 @@
 
 use std::ffi::c_char;
 
+use sluice_cuda_frontend::given;
+
 use super::functions::{attribute, parameter, set_attribute};
 use super::modules::parse_file;
 use crate::context;
@@ -32,7 +34,13 @@ calls! {
         place.required()?;
         check_options(keys, count)?;
         let options = JitOptions::read(jit_count, jit_keys, jit_values)?;
-        place.set(module::load_library(module::finish(&options, module::parse(image, options.max_registers))?)?)
+        place.set(match module::parse(image, options.max_registers) {
+            Err(refusal) if refusal.error == Error::INVALID_IMAGE && module::is_unknown(image) => {
+                options.write(options.start.elapsed(), "", "")?;
+                module::load_unread(refusal.error)?
+            }
+            outcome => module::load_library(module::finish(&options, outcome)?)?,
+        })
     }
 
     fn cuLibraryLoadFromFile(
@@ -120,10 +128,10 @@ calls! {
         if config > 3 { Err(Error::INVALID_VALUE) } else { Ok(()) }
     }
 
-    fn cuKernelGetName(name: Out<*const c_char>, kernel: u64) { name.set(module::kernel(super::given(kernel)?)?.name()?.as_ptr()) }
+    fn cuKernelGetName(name: Out<*const c_char>, kernel: u64) { name.set(module::kernel(given::<Error>(kernel)?)?.name()?.as_ptr()) }
 
     fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
-        parameter(module::kernel(super::given(kernel)?)?.entry(), index, offset, size)
+        parameter(module::kernel(given::<Error>(kernel)?)?.entry(), index, offset, size)
     }
 
     fn cuKernelGetParamCount(kernel: u64, count: Out<usize>) {

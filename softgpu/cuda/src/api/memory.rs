@@ -80,6 +80,11 @@ calls! {
             drop(kept);
             return waited;
         }
+        let is_known = gpu::all()?.iter().any(|gpu| gpu.block_at(address).is_some());
+        // NVIDIA's driver looks for the memory before it looks for a context.
+        if !is_known && matches!(current_core(), Err(Error::INVALID_CONTEXT)) {
+            return Err(Error::INVALID_VALUE);
+        }
         let kinds = [BlockKind::Device, BlockKind::Pool, BlockKind::Managed];
         free(address, &kinds, Error::INVALID_VALUE)
     }
@@ -91,7 +96,14 @@ calls! {
         Ok(())
     }
 
-    fn cuMemAllocHost_v2(place: Out<u64>, bytes: u64) { allocate_host(place, bytes, 0) }
+    fn cuMemAllocHost_v2(place: Out<u64>, bytes: u64) {
+        if bytes == 0 {
+            // NVIDIA's driver accepts a length of 0 here.
+            current_core()?;
+            return place.set(0);
+        }
+        allocate_host(place, bytes, 0)
+    }
 
     fn cuMemHostAlloc(place: Out<u64>, bytes: u64, flags: u32) { allocate_host(place, bytes, flags) }
 
@@ -108,14 +120,17 @@ calls! {
             return Err(Error::INVALID_VALUE);
         }
         if flags & IO_MEMORY != 0 {
-            return Err(Error::NOT_SUPPORTED);
+            // This device does not reach the memory of others.
+            return Err(Error::INVALID_VALUE);
         }
         GRAPHS.potentially_unsafe()?;
         let core = current_core()?;
         let range = address..address.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
         for gpu in gpu::all()? {
-            if gpu.space.overlaps_block(&range) {
-                return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
+            if let Some(kind) = gpu.space.kind_within(&range) {
+                // Memory of the driver is none of the program's.
+                let is_registered = kind == BlockKind::Registered;
+                return Err(if is_registered { Error::HOST_MEMORY_ALREADY_REGISTERED } else { Error::INVALID_VALUE });
             }
             if gpu.space.is_device_range(&range) {
                 return Err(Error::INVALID_VALUE);
@@ -126,9 +141,11 @@ calls! {
     }
 
     fn cuMemHostUnregister(address: u64) {
-        let blocks = gpu::all()?.iter().filter_map(|gpu| gpu.block_at(address));
-        // Within a registered range.
-        if blocks.into_iter().any(|block| block.kind == BlockKind::Registered && block.start != address) {
+        let mut blocks = gpu::all()?.iter().filter_map(|gpu| gpu.block_at(address));
+        // Within a registered range, or memory of the driver.
+        let is_other = blocks.any(|block| block.kind != BlockKind::Registered || block.start != address);
+        if address == 0 || is_other {
+            current_core()?;
             return Err(Error::INVALID_VALUE);
         }
         free(address, &[BlockKind::Registered], Error::HOST_MEMORY_NOT_REGISTERED)

@@ -7,7 +7,7 @@
 
 use sluice_cuda_frontend::enter;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::{process, threads};
 
 /// Runs a call that is valid at any time.
@@ -22,11 +22,6 @@ fn call(action: impl FnOnce() -> Result) -> u32 {
         threads::may_call()?;
         action()
     })
-}
-
-/// Refuses a null handle as a value. NVIDIA's driver does so in some calls, before it looks for the object.
-const fn given(handle: u64) -> Result<u64> {
-    if handle == 0 { Err(Error::INVALID_VALUE) } else { Ok(handle) }
 }
 
 /// Runs the call of an entry point, and traces it if the user asks for that.

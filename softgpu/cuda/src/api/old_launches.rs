@@ -23,7 +23,9 @@ fn set(function: u64, offset: i32, bytes: &[u8]) -> Result {
 }
 
 fn run(function: u64, grid: [u32; 3], stream: u64) -> Result {
-    let made = of(function)?.get(function);
+    let bytes =
+        usize::try_from(described(function)?.entry().param_bytes).map_err(|_| Error::INVALID_VALUE)?;
+    let made = LAUNCHES.get(function, bytes);
     let size = made.parameters.len() as u64;
     let extra = launch_parameters::list(&made.parameters, &size);
     let request = LaunchRequest {

@@ -241,10 +241,15 @@ calls! {
             return Err(Error::INVALID_VALUE);
         }
         if kind != POSIX_FD {
-            return Err(Error::NOT_SUPPORTED);
+            // Here the parameter is a pointer.
+            return Err(if handle == 0 { Error::INVALID_VALUE } else { Error::NOT_SUPPORTED });
         }
         // The declared pointer is the descriptor number itself.
-        let bytes = descriptor::read(handle & 0xffff_ffff)?;
+        let number = handle & 0xffff_ffff;
+        if !descriptor::is_open(number) {
+            return Err(Error::UNKNOWN);
+        }
+        let bytes = descriptor::read(number)?;
         let name = Name::from_bytes(Named::Pool, &bytes).ok_or(Error::INVALID_VALUE)?;
         let known = gpu::all()?.iter().find(|gpu| gpu.identity.uuid == name.device);
         let gpu = known.ok_or(Error::INVALID_VALUE)?;

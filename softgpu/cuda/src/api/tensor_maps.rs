@@ -8,7 +8,6 @@ use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 
-const ALIGNMENT: u64 = 64;
 const MAX_RANK: u32 = 5;
 const MAX_DIMENSION: u64 = 1 << 32;
 const STRIDE_BOUND: u64 = 1 << 40;
@@ -118,7 +117,7 @@ impl TensorMap {
 /// Writes the descriptor that `make` returns for a number of dimensions.
 fn encode(descriptor: Out<c_void>, rank: u32, make: impl FnOnce(usize) -> Result<TensorMap>) -> Result {
     current_core()?;
-    if !(1..=MAX_RANK).contains(&rank) || !descriptor.address().is_multiple_of(ALIGNMENT) {
+    if !(1..=MAX_RANK).contains(&rank) {
         return Err(Error::INVALID_VALUE);
     }
     let map = make(rank as usize)?;
@@ -201,7 +200,7 @@ calls! {
         effective.set_if_given(SMALL);
         current_core()?;
         descriptor.cast::<u64>().required()?;
-        if !descriptor.address().is_multiple_of(ALIGNMENT) || class > LARGE {
+        if class > LARGE {
             return Err(Error::INVALID_VALUE);
         }
         Ok(())
@@ -209,9 +208,10 @@ calls! {
 
     fn cuTensorMapReplaceAddress(descriptor: Out<c_void>, address: u64) {
         current_core()?;
-        if !descriptor.address().is_multiple_of(ALIGNMENT) || !address.is_multiple_of(16) {
+        if !address.is_multiple_of(16) {
             return Err(Error::INVALID_VALUE);
         }
-        descriptor.cast().set(address)
+        // NVIDIA's driver takes a descriptor at any place, though the header requires an aligned one.
+        descriptor.set_bytes(&address.to_ne_bytes())
     }
 }

@@ -199,9 +199,10 @@ impl Book {
         block.is_some_and(|(_, block)| range.start < block.range().end && range.end <= block.range().end)
     }
 
-    pub(super) fn overlaps_block(&self, range: &Range<u64>) -> bool {
-        let before = self.blocks.range(..range.end).next_back();
-        before.is_some_and(|(_, block)| block.range().end > range.start)
+    /// The kind of the last block in a range, or partly in it.
+    pub(super) fn kind_within(&self, range: &Range<u64>) -> Option<BlockKind> {
+        let (_, block) = self.blocks.range(..range.end).next_back()?;
+        (block.range().end > range.start).then_some(block.kind)
     }
 
     pub(super) fn is_device_range(&self, range: &Range<u64>) -> bool {

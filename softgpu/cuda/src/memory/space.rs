@@ -348,8 +348,9 @@ impl Space {
     }
 
     /// True if a block lies in a range.
-    pub(crate) fn overlaps_block(&self, range: &Range<u64>) -> bool {
-        lock(&self.book).overlaps_block(range)
+    /// The kind of the last block in a range, or partly in it.
+    pub(crate) fn kind_within(&self, range: &Range<u64>) -> Option<BlockKind> {
+        lock(&self.book).kind_within(range)
     }
 
     /// Takes every block of a context out of the book, for [`Space::release`].

@@ -95,6 +95,7 @@ pub(crate) mod sys {
         ) -> u32;
         pub(crate) fn cuLibraryGetKernel(kernel: *mut u64, library: u64, name: *const c_char) -> u32;
         pub(crate) fn cuKernelGetAttribute(value: *mut i32, number: i32, kernel: u64, device: i32) -> u32;
+        pub(crate) fn cuLibraryGetModule(module: *mut u64, library: u64) -> u32;
         pub(crate) fn cuLibraryUnload(library: u64) -> u32;
         pub(crate) fn cuLibraryGetManaged(
             address: *mut u64,
@@ -490,6 +491,7 @@ pub(crate) const OUT_OF_MEMORY: u32 = 2;
 pub(crate) const NOT_INITIALIZED: u32 = 3;
 pub(crate) const INVALID_CONTEXT: u32 = 201;
 pub(crate) const NO_BINARY: u32 = 209;
+pub(crate) const INVALID_IMAGE: u32 = 200;
 pub(crate) const INVALID_PTX: u32 = 218;
 pub(crate) const SHARED_OBJECT_INIT_FAILED: u32 = 303;
 pub(crate) const INVALID_HANDLE: u32 = 400;

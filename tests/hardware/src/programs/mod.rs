@@ -47,6 +47,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("errors", "Refused calls, and a sticky fault in a child."),
     program("environment", "Variables that users set for the driver."),
     program("refusals", "Calls that the driver refuses at once, with their codes."),
+    program("accepted", "Arguments that the driver takes beyond its header, with their effects."),
     program("management", "NVML, as a monitor uses it."),
     program("print", "Output of kernels."),
     program("assertion", "A failed assertion in a child."),
