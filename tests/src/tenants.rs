@@ -24,6 +24,8 @@ use crate::management;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, kill, output_of, run, tail};
 
+/// The line of a `sluiced` that is ready.
+const READY: &[u8; 6] = b"ready\n";
 /// Memory of the default model of the software GPU at scale 1, in MiB.
 const MODEL_MIB: u64 = 143_771;
 
@@ -165,9 +167,9 @@ impl Tenants {
     fn wait_ready(&mut self, options: &Options) -> Result<()> {
         let lifeline = self.lifeline.as_mut().context("just started")?;
         lifeline.set_read_timeout(Some(TIMEOUT))?;
-        let mut line = [0; 64];
-        let length = lifeline.read(&mut line).context("sluiced is not ready in time")?;
-        ensure!(&line[..length] == b"ready\n", "sluiced has ended before it was ready");
+        let mut line = [0; READY.len()];
+        lifeline.read_exact(&mut line).context("sluiced is not ready in time")?;
+        ensure!(line == *READY, "sluiced is not ready: {line:?}");
         management::make_vms(&self.folder.path().join("run/api.sock"), &options.vms)?;
         self.wait_for_unit(|unit| unit.is_some_and(|unit| unit.clean > 0)).map(drop)
     }

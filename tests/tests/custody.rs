@@ -479,7 +479,10 @@ fn retries_past_the_arbiter(booking: &str, has_figures: bool) -> Result<()> {
     let hold = programs::program("hold")?;
     let (mut liars, mut starts) = (0, 0);
     let start = Instant::now();
-    while start.elapsed() < TIME {
+    let has_begun = |stage: &Stage| stage.report().contains("begun past-arbiter-again");
+    // On a busy machine the first liar may need longer than that to begin.
+    while start.elapsed() < TIME || !has_begun(&stage) {
+        ensure!(start.elapsed() < TIMEOUT, "nothing was taken:\n{}", stage.report());
         if liars == 0 || !stage.client.is_running()? {
             liars += 1;
             kill(stage.client.id());
@@ -500,11 +503,14 @@ fn retries_past_the_arbiter(booking: &str, has_figures: bool) -> Result<()> {
         "{liars} liars, {starts} sessions beside them; {fell} of {before} bytes were neither in custody nor charged; {}",
         stage.report()
     );
-    ensure!(stage.report().contains("begun past-arbiter-again"), "nothing was taken");
     ensure!(fell <= RESERVE + MARGINS, "{fell} bytes left custody without a charge");
     let figures = stage.tenants.look("/v1/units/0")?["figures_per_process"].clone();
     ensure!(figures == has_figures, "figures per process: {figures}");
-    ensure!(stage.has_event("headroom")? == has_figures, "a worker is ended for figures, and only for these");
+    if has_figures {
+        stage.wait_for_event("headroom")?;
+    } else {
+        ensure!(!stage.has_event("headroom")?, "a worker is ended without figures");
+    }
     drop(writer);
     let holding: u64 = guard.wait_for_line("holding", TIMEOUT)?.parse()?;
     let charge = stage.tenants.charge(2)?;

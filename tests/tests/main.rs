@@ -33,6 +33,7 @@ mod packages;
 mod refusals;
 mod runtimes;
 mod succession;
+// Runs: alone
 mod time;
 mod units;
 // Runs: alone, in VMs

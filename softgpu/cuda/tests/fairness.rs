@@ -1,7 +1,7 @@
 //! Kernels of several processes on one device: the processes share the processor, however many kernels each of them has.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::peer::{Peer, serve};
 use crate::support::*;
@@ -49,6 +49,16 @@ fn come_on(one: &Peer, other: &Peer, time: Duration, fair: impl Fn(u64, u64) -> 
     panic!("{seen:?}");
 }
 
+/// Waits until a process has done that much more work.
+fn wait_for_work(peer: &Peer, blocks: u64) {
+    let before = peer.ask("worked").unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while peer.ask("worked").unwrap() < before + blocks {
+        assert!(Instant::now() < end, "{} blocks of {blocks}", peer.ask("worked").unwrap() - before);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Larger than the work that any test waits for.
 const ENDLESS: u64 = 100_000_000;
 
@@ -87,15 +97,12 @@ fn short_kernel_is_not_delayed_by_long_ones() {
     let state = new_state();
     let (crowd, single) = (start(state.path()), start(state.path()));
     single.ask("short 20").unwrap();
-    let alone = single.ask("short 100").unwrap();
     crowd.ask(&format!("work 24 {ENDLESS}")).unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    let beside = single.ask("short 100").unwrap();
-    println!("{alone} us for 100 kernels alone, {beside} us beside long ones");
-    assert!(
-        beside < 20 * alone + 3_000_000,
-        "{alone} us for 100 kernels alone, {beside} us beside long ones"
-    );
+    wait_for_work(&crowd, 24);
+    let shortest = single.ask("short 100").unwrap();
+    println!("{shortest} us for the shortest of 100 kernels beside long ones");
+    // Other load of the machine delays some of them. A wait for a share would delay each, by a millisecond or more.
+    assert!(shortest < 1_000, "{shortest} us for the shortest of 100 kernels beside long ones");
 }
 
 // Promise: T20
@@ -107,20 +114,13 @@ fn stopped_or_finished_process_leaves_its_share_to_others() {
     other.ask(&format!("work 4 {ENDLESS}")).unwrap();
     one.ask(&format!("work 4 {ENDLESS}")).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    let rate = |peer: &Peer| {
-        let before = peer.ask("worked").unwrap();
-        std::thread::sleep(Duration::from_secs(1));
-        peer.ask("worked").unwrap() - before
-    };
-    let shared = rate(&one);
+    let (shared, _) = progress(&one, &other, Duration::from_secs(1));
     // SAFETY: stops a process that this test started.
     assert_eq!(unsafe { libc::kill(other.pid().cast_signed(), libc::SIGSTOP) }, 0);
-    std::thread::sleep(Duration::from_millis(600));
-    let alone = rate(&one);
     // Only tests that the process continues; its speed depends on other load.
-    assert!(alone * 10 > shared, "{shared} beside another, {alone} when it was stopped");
+    wait_for_work(&one, shared.max(1));
     other.kill();
-    assert!(rate(&one) > 0);
+    wait_for_work(&one, shared.max(1));
 }
 
 // Promise: T20

@@ -5,6 +5,7 @@
 mod capability;
 mod compute;
 mod confined;
+// Runs: alone
 mod fairness;
 mod faults;
 mod graphs;

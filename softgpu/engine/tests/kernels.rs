@@ -535,7 +535,7 @@ fn printf_assert_and_heap_of_the_device_work() {
     rig.map(&[&x]);
     let fault = rig.launch("kassert", shape(1, 4), Params::new().buf(&x)).unwrap_err();
     assert_eq!((fault.kind, fault.thread), (FaultKind::Assert, [2, 0, 0]));
-    let reports = String::from_utf8(rig.host.reports.lock().unwrap().clone()).unwrap();
+    let reports = String::from_utf8(rig.host.reports.lock().unwrap().concat()).unwrap();
     assert!(
         reports.ends_with(
             "runtime.cu:16: void kassert(int *): block: [0,0,0], thread: [2,0,0] Assertion `x[threadIdx.x] > 0` failed.\n"

@@ -58,6 +58,8 @@ pub fn end_supervised(mut lifeline: UnixStream, limit: Duration) -> io::Result<(
         match lifeline.read(&mut rest) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
+            // A process that was stopped and continued: a read with a time limit is not begun anew by the kernel.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // A reset comes from a process that ended before it had read everything.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
             Err(error) => return Err(error),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use sluice_tests::debian::{Kernel, Series};
 use sluice_tests::direct::{descriptors, mappings};
 use sluice_tests::host::{Host, run_native};
@@ -122,21 +122,28 @@ impl Stage {
     }
 
     pub(super) fn device(&self) -> Result<u32> {
-        match self.processes("sluice-device")?.as_slice() {
-            [device] => Ok(*device),
-            other => bail!("{} device processes", other.len()),
-        }
+        self.only("sluice-device")
+    }
+
+    /// The process of a name of which one lives: one that the launcher makes ahead has the launcher's name for a moment.
+    fn only(&self, name: &str) -> Result<u32> {
+        self.exactly(1, name).map(|processes| processes[0])
     }
 
     /// Waits until exactly `count` workers live; returns them.
     pub(super) fn workers(&self, count: usize) -> Result<Vec<u32>> {
+        self.exactly(count, "sluice-worker")
+    }
+
+    /// Waits until exactly `count` processes of a name live; returns them.
+    fn exactly(&self, count: usize, name: &str) -> Result<Vec<u32>> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            let workers = self.processes("sluice-worker")?;
-            if workers.len() == count {
-                return Ok(workers);
+            let processes = self.processes(name)?;
+            if processes.len() == count {
+                return Ok(processes);
             }
-            ensure!(Instant::now() < deadline, "{} workers live, {count} expected", workers.len());
+            ensure!(Instant::now() < deadline, "{} of {name} live, {count} expected", processes.len());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -145,9 +152,7 @@ impl Stage {
     pub(super) fn holdings(&self) -> Result<Vec<usize>> {
         let mut counts = vec![descriptors(self.host.process())?];
         for name in ["sluiced", "sluice-launcher", "sluice-device"] {
-            for process in self.processes(name)? {
-                counts.push(descriptors(process)?);
-            }
+            counts.push(descriptors(self.only(name)?)?);
         }
         counts.push(mappings(self.device()?)?);
         Ok(counts)
@@ -162,7 +167,7 @@ impl Stage {
             let after = self.holdings()?;
             let last = after.len() - 1;
             let grown = |at: usize| after[at] > before[at] + if at == last { 8 } else { 0 };
-            if after.len() == before.len() && !(0..after.len()).any(grown) {
+            if !(0..after.len()).any(grown) {
                 return Ok(());
             }
             ensure!(Instant::now() < deadline, "descriptors and mappings grew from {before:?} to {after:?}");
