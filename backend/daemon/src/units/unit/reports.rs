@@ -82,35 +82,40 @@ impl Unit {
 
     /// Requests a report on the unit; `None` if there is no answer in time.
     pub(crate) async fn describe(&self) -> Option<UnitReport> {
-        let asked = self.heard.borrow().count;
-        self.tell(ToArbiter::DescribeUnit {});
-        self.hear_of(asked, |heard| heard.unit).await
+        self.ask(|heard| heard.unit).await
     }
 
     /// Requests a report on a VM; `None` if there is no answer in time.
     pub(crate) async fn describe_vm(&self, vm: u32) -> Option<VmReport> {
-        let asked = self.heard.borrow().count;
         self.tell(ToArbiter::DescribeVm { vm });
-        self.hear_of(asked, |heard| heard.vms.get(&vm).copied()).await
+        self.ask(|heard| heard.vms.get(&vm).copied()).await
     }
 
-    /// Waits for a report that is newer than the first `asked`.
-    async fn hear_of<T>(&self, asked: u64, find: impl Fn(&ArbiterReports) -> Option<(u64, T)>) -> Option<T> {
-        let fresh = async {
+    /// Waits until the arbiter has answered all requests so far; returns a report that came meanwhile. It answers in order, so
+    /// that its answer to a last request, which it always has, follows those to all others. A report that is only newer than the
+    /// request may answer an earlier one, and be older.
+    async fn ask<T>(&self, find: impl Fn(&ArbiterReports) -> Option<(u64, T)>) -> Option<T> {
+        let before = self.heard.borrow().count;
+        if !self.running.borrow().as_ref()?.post(ToArbiter::DescribeUnit {}, Vec::new()) {
+            return None;
+        }
+        let asked = self.asked.get() + 1;
+        self.asked.set(asked);
+        let answered = async {
             loop {
                 let reported = self.reported.notified();
-                if let Some((count, report)) = find(&self.heard.borrow())
-                    && count > asked
-                {
-                    return report;
+                if self.heard.borrow().answered >= asked {
+                    return;
                 }
                 reported.await;
             }
         };
-        if self.running.borrow().is_none() {
+        if timeout(DESCRIBE, answered).await.is_err() {
+            // The answer is late, or lost: an arbiter drops what is not read. Later requests do not wait for it.
+            self.asked.set(self.heard.borrow().answered);
             return None;
         }
-        timeout(DESCRIBE, fresh).await.ok()
+        find(&self.heard.borrow()).filter(|(count, _)| *count > before).map(|(_, report)| report)
     }
 
     pub(super) async fn hear(&self, channel: &Channel<FromArbiter, ToArbiter>) -> io::Result<()> {
@@ -160,7 +165,12 @@ impl Unit {
             }
             FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect } => {
                 let report = UnitReport { total, lent, clean, dirty, headroom, suspect };
-                self.note(|heard, count| heard.unit = Some((count, report)));
+                let asked = self.asked.get();
+                self.note(|heard, count| {
+                    heard.unit = Some((count, report));
+                    // An adopted arbiter may also answer the last daemon.
+                    heard.answered = asked.min(heard.answered + 1);
+                });
             }
             FromArbiter::Pinned { vm, epoch, bytes } => {
                 if self.is_current(vm, epoch) {
@@ -186,5 +196,66 @@ impl Unit {
         let count = heard.count;
         enter(&mut heard, count);
         self.reported.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, rc::Rc};
+
+    use tokio::task::{LocalSet, spawn_local, yield_now};
+
+    use super::*;
+    use crate::{
+        channel::send_queue,
+        configuration::{Arguments, Configuration},
+        handover::{fd_store::FdStore, launching::Launching},
+        records::state::{adoption::Adoption, checkpoint::Checkpoint},
+        units::unit::UnitPlace,
+    };
+
+    /// A unit whose arbiter the test plays.
+    fn unit(directory: &Path) -> Rc<Unit> {
+        let arguments = Arguments {
+            runtime_dir: Some(directory.to_owned()),
+            driver: Some("/dev/null".into()),
+            ..Arguments::default()
+        };
+        let configuration = Rc::new(Configuration::load(arguments).expect("a configuration"));
+        let fd_store = Rc::new(FdStore::new().expect("no descriptors"));
+        let adoption = Rc::new(Adoption::open(directory, false));
+        let launching = Rc::new(Launching::new(Rc::clone(&configuration), None, fd_store, adoption));
+        let checkpoint = Rc::new(Checkpoint::open(directory).expect("a checkpoint"));
+        let (events, _heard) = tokio::sync::mpsc::unbounded_channel();
+        Unit::new(0, UnitPlace::device(0), configuration, launching, None, checkpoint, events)
+    }
+
+    // Promise: P20
+    #[tokio::test]
+    async fn report_that_answers_an_earlier_request_is_not_taken_for_a_later_one() {
+        let test = async {
+            let directory = tempfile::tempdir().expect("a directory");
+            let unit = unit(directory.path());
+            let (queue, _queued) = send_queue();
+            *unit.running.borrow_mut() = Some(queue);
+            let ask = || {
+                let unit = Rc::clone(&unit);
+                spawn_local(async move { unit.describe().await })
+            };
+            let reports =
+                |lent| FromArbiter::Unit { total: 9, lent, clean: 0, dirty: 0, headroom: 0, suspect: 0 };
+            // An answer to the last daemon.
+            unit.on_message(reports(1));
+            let first = ask();
+            yield_now().await;
+            let second = ask();
+            yield_now().await;
+            unit.on_message(reports(2));
+            assert_eq!(first.await.expect("a task").map(|report| report.lent), Some(2));
+            assert!(!second.is_finished(), "it has the report that was made before its request");
+            unit.on_message(reports(3));
+            assert_eq!(second.await.expect("a task").map(|report| report.lent), Some(3));
+        };
+        LocalSet::new().run_until(test).await;
     }
 }

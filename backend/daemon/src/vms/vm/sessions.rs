@@ -205,8 +205,8 @@ impl Vm {
                 return;
             }
         };
-        // From here on a fence ends this worker; if a fence came before, the worker is not for this epoch any more.
-        let wanted = device_process.run(serial, &worker);
+        // From here on a fence or the quarantine of a unit ends this worker; if one came during its start, the session is refused.
+        let wanted = device_process.run(serial, &worker) && self.sound_units(&self.units()).is_ok();
         let epoch = epoch.filter(|_| wanted && self.checkpoint.admitted(self.id()) == epoch);
         let hand_over = async {
             let Some(epoch) = epoch else { return false };
