@@ -69,7 +69,7 @@ pub use arguments::Arguments;
 use cgroup::Cgroups;
 use confinement::Needs;
 use files::DriverFiles;
-use limits::{Kind, ResourceLimits};
+use limits::{ProgramKind, ResourceLimits};
 use ready::{ReadyChild, Wanted};
 use role::ChildRole;
 use service::Service;
@@ -252,11 +252,11 @@ impl Launcher {
             program.arguments.extend(["--messages".into(), control::VERSION.to_string().into()]);
             program
         };
-        let arbiter = |path| program(path, Kind::Arbiter, SERVING_CAPABILITIES);
+        let arbiter = |path| program(path, ProgramKind::Arbiter, SERVING_CAPABILITIES);
         let library = arguments.nvml.clone();
         let nvml = arguments.nvml.map(|path| ["--nvml".into(), path.into_os_string()]);
         let inventory = |path| {
-            let mut inventory = told(program(path, Kind::Inventory, CapabilitySet::empty()));
+            let mut inventory = told(program(path, ProgramKind::Inventory, CapabilitySet::empty()));
             inventory.arguments.extend(nvml.into_iter().flatten());
             inventory
         };
@@ -266,8 +266,8 @@ impl Launcher {
             (None, None) => None,
         };
         let (cgroups, next_key) = cgroups(arguments.cgroup, limits, needs_cgroups)?;
-        let mut worker = program(arguments.worker, Kind::Worker, CapabilitySet::empty());
-        let mut device = told(program(arguments.device, Kind::Device, SERVING_CAPABILITIES));
+        let mut worker = program(arguments.worker, ProgramKind::Worker, CapabilitySet::empty());
+        let mut device = told(program(arguments.device, ProgramKind::Device, SERVING_CAPABILITIES));
         let mut arbiter = arguments.arbiter.map(arbiter);
         let mut inventory = arguments.inventory.map(inventory);
         if confinement::is_on()

@@ -8,7 +8,7 @@ use sluice_protocol::limits;
 
 /// The program of a process.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum ProgramKind {
     Device,
     Worker,
     Arbiter,
@@ -46,20 +46,20 @@ const TABLE: [(Resource, [u64; 4]); 9] = [
 /// The resource limits of the processes of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResourceLimits {
-    kind: Kind,
+    kind: ProgramKind,
     memory: Option<u64>,
     threads: u64,
 }
 
 impl ResourceLimits {
     /// Limits of a program, on a host on which a VM gets so many bytes of memory and a worker so many threads.
-    pub(crate) fn new(kind: Kind, memory: Option<u64>, worker_threads: u32) -> Self {
+    pub(crate) fn new(kind: ProgramKind, memory: Option<u64>, worker_threads: u32) -> Self {
         let threads = match kind {
             // A few for each connection of a program.
-            Kind::Device => 2048,
-            Kind::Worker => worker_threads.into(),
-            Kind::Arbiter => 1024,
-            Kind::Inventory => 256,
+            ProgramKind::Device => 2048,
+            ProgramKind::Worker => worker_threads.into(),
+            ProgramKind::Arbiter => 1024,
+            ProgramKind::Inventory => 256,
         };
         Self { kind, memory, threads }
     }
