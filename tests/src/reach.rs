@@ -2,6 +2,7 @@
 
 //! Attempts of a process to reach things of its host that are not its own: the list, as data.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -152,7 +153,7 @@ impl Drop for Segment {
 pub type Attempt = fn(&Targets) -> io::Result<()>;
 
 /// Every attempt, with a name of one word.
-pub const ATTEMPTS: [(&str, Attempt); 9] = [
+pub const ATTEMPTS: [(&str, Attempt); 11] = [
     ("abstract-socket", |targets| {
         let address = SocketAddr::from_abstract_name(&targets.abstract_name)?;
         UnixStream::connect_addr(&address).map(drop)
@@ -165,6 +166,8 @@ pub const ATTEMPTS: [(&str, Attempt); 9] = [
     ("file", |targets| std::fs::read(&targets.file).map(drop)),
     ("new-file-in-shm", |_| new_file("/dev/shm")),
     ("new-file-in-tmp", |_| new_file("/tmp")),
+    ("message-queue", |_| message_queue()),
+    ("private-memory-of-the-hosts-size", |_| private_memory()),
 ];
 
 /// Attempts that end a process if the launcher has its filter, which its children inherit; each with a name of one word.
@@ -217,6 +220,35 @@ fn segment(key: i32) -> i32 {
     // With the right to read and to write it.
     // SAFETY: no pointers.
     unsafe { libc::shmget(key, 0, 0o600) }.min(0)
+}
+
+/// Makes a message queue and removes it.
+fn message_queue() -> io::Result<()> {
+    let name = CString::new(format!("/sluice-reach-{}", std::process::id()))?;
+    let attributes = std::ptr::null_mut::<libc::mq_attr>();
+    // SAFETY: the name ends with a NUL; without attributes the kernel takes its own.
+    let queue = unsafe { libc::mq_open(name.as_ptr(), libc::O_CREAT | libc::O_RDWR, 0o600, attributes) };
+    done(queue.min(0))?;
+    // SAFETY: the queue was just opened, and no other code has it.
+    done(unsafe { libc::mq_close(queue) })?;
+    // SAFETY: as above.
+    done(unsafe { libc::mq_unlink(name.as_ptr()) })
+}
+
+/// Maps as much private memory as the host has, and touches none.
+fn private_memory() -> io::Result<()> {
+    // SAFETY: no pointers.
+    let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    let bytes = usize::try_from(pages * page).map_err(io::Error::other)?;
+    let (access, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
+    if memory == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping is this function's own.
+    done(unsafe { libc::munmap(memory, bytes) })
 }
 
 fn new_file(folder: &str) -> io::Result<()> {

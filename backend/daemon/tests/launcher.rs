@@ -423,7 +423,7 @@ fn supervised_children_die_with_a_killed_launcher() {
     wait_gone(&worker.pidfd);
 }
 
-// Promise: F7, F86
+// Promise: F7, F86, F100
 #[test]
 fn each_worker_runs_as_a_user_of_its_own() {
     if !has_users(4_000_000, 2) {
@@ -447,6 +447,8 @@ fn each_worker_runs_as_a_user_of_its_own() {
     wait_gone(&first.pidfd);
     let third = launcher.worker(4).expect("a worker");
     assert_eq!(uid(&third), 4_000_000);
+    // The kernel counts its threads apart.
+    assert_eq!(limit_of(third.pid, "Max processes"), ["1024", "1024"]);
     for worker in [second, third] {
         // A process without any capability, of another user, ends a worker by its cgroup.
         let kill = worker.cgroup_kill.expect("a worker in a cgroup");
@@ -574,6 +576,63 @@ fn worker_ends_before_other_processes_when_memory_is_short() {
     assert_eq!(adjustment(worker.pid), 500);
     for other in [launcher.pid(), device.pid] {
         assert_eq!(adjustment(other), adjustment(std::process::id()));
+    }
+    launcher.end();
+}
+
+/// The soft and the hard limit in the kernel's list of a process.
+fn limit_of(process: u32, name: &str) -> [String; 2] {
+    let text = std::fs::read_to_string(format!("/proc/{process}/limits")).expect("a process");
+    let rest = text.lines().find_map(|line| line.strip_prefix(name)).expect("a limit of the kernel");
+    let mut words = rest.split_whitespace().map(str::to_owned);
+    [words.next().expect("a soft limit"), words.next().expect("a hard limit")]
+}
+
+// Promise: F100
+#[test]
+fn process_of_each_role_has_the_resource_limits_of_its_role() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, true, &["--vm-memory", "1073741824"]);
+    let host = Visible::Host;
+    let device = ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 };
+    let device = launcher.ask(device).expect("a device");
+    let worker = launcher.worker(1).expect("a worker");
+    let probe = launcher.ask(ToLauncher::StartProbe { unit: 0, visible: host }).expect("a probe");
+    let arbiter = launcher.ask(ToLauncher::StartArbiter { unit: 0, visible: host }).expect("an arbiter");
+    let inventory = launcher.ask(ToLauncher::StartInventory {}).expect("an inventory");
+    let inherited = |name| limit_of(launcher.pid(), name);
+    // Descriptors, size of a file, locked memory.
+    let (files, locked) = (inherited("Max file size"), inherited("Max locked memory"));
+    let stream = [limits::STREAM_BYTES.to_string(), limits::STREAM_BYTES.to_string()];
+    let none = ["0".to_owned(), "0".to_owned()];
+    for (role, started, descriptors, file, lock) in [
+        ("device", &device, "8192", &stream, &none),
+        ("worker", &worker, "4096", &files, &locked),
+        ("probe", &probe, "4096", &files, &locked),
+        ("arbiter", &arbiter, "65536", &files, &locked),
+        ("inventory", &inventory, "1024", &files, &locked),
+    ] {
+        let of = |name| limit_of(started.pid, name);
+        // The host may permit fewer.
+        let [_, most] = inherited("Max open files");
+        let fewer =
+            |most: &str| most.parse::<u64>().is_ok_and(|most| most < descriptors.parse().expect("a number"));
+        let descriptors = if fewer(&most) { &most } else { descriptors };
+        assert_eq!(of("Max open files"), [descriptors, descriptors], "{role}");
+        assert_eq!((&of("Max file size"), &of("Max locked memory")), (file, lock), "{role}");
+        for (name, limit) in [
+            ("Max data size", "2147483648"),
+            ("Max stack size", "8388608"),
+            ("Max pending signals", "64"),
+            ("Max core file size", "0"),
+            ("Max msgqueue size", "0"),
+            ("Max nice priority", "0"),
+            ("Max realtime priority", "0"),
+        ] {
+            assert_eq!(of(name), [limit, limit], "{role}: {name}");
+        }
+        // Its threads are counted with those of all processes of the user.
+        assert_eq!(of("Max processes"), inherited("Max processes"), "{role}");
     }
     launcher.end();
 }

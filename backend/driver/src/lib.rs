@@ -7,6 +7,7 @@
 
 mod abi;
 mod calls;
+mod libraries;
 mod range;
 
 pub use abi::{EdgeData, LaunchAttribute, Rows};
@@ -15,6 +16,7 @@ pub use calls::{
     DriverLink, ImageMemory, LaunchArguments, LogText, NodeCall, NodeFunction, NodeWork, Pitches, Pointer,
     WrittenValue,
 };
+pub use libraries::{LibraryError, load_further};
 pub use range::{DeviceRange, HostRange};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};

@@ -146,17 +146,10 @@ impl Cgroups {
     }
 
     fn new(directory: &Path, limits: VmLimits) -> Self {
-        let half = || match memory_of_host() {
-            Ok(bytes) => Some(bytes / 2),
-            Err(error) => {
-                tracing::warn!(%error, "the memory of the host is unknown; VMs have no limit of memory");
-                None
-            }
-        };
         Self {
             directory: directory.to_owned(),
             limits,
-            memory: limits.memory.or_else(half),
+            memory: memory_of_vm(limits),
             controllers: BTreeSet::new(),
             prepared: BTreeSet::new(),
             leftover: Vec::new(),
@@ -531,6 +524,17 @@ fn huge_page_limits(group: &Path) -> io::Result<Vec<String>> {
         }
     }
     Ok(found)
+}
+
+/// Bytes of memory of a VM; `None`, with a line of log, if they depend on the memory of the host, and that is unknown.
+pub(crate) fn memory_of_vm(limits: VmLimits) -> Option<u64> {
+    limits.memory.or_else(|| match memory_of_host() {
+        Ok(bytes) => Some(bytes / 2),
+        Err(error) => {
+            tracing::warn!(%error, "the memory of the host is unknown; VMs have no limit of memory");
+            None
+        }
+    })
 }
 
 /// Bytes of the host's memory.

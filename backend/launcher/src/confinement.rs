@@ -52,7 +52,12 @@ pub(super) fn is_on() -> bool {
 
 /// The driver that a launcher's processes load. `None`, with a line of log, if it cannot be used to confine them.
 pub(super) fn driver(library: PathBuf) -> Option<Arc<DriverFiles>> {
-    let driver = DriverFiles::from_environment(library);
+    let driver = DriverFiles::from_environment(library).inspect(|driver| {
+        let missing = driver.missing_libraries();
+        if !missing.is_empty() {
+            tracing::info!(?missing, "the driver lacks optional libraries");
+        }
+    });
     driver.inspect_err(|error| tracing::warn!(%error, "processes see the host's files")).ok().map(Arc::new)
 }
 

@@ -50,18 +50,6 @@ const HOST: [&str; 12] = [
 /// Device nodes without a device.
 const NODES: [&str; 4] = ["/dev/full", "/dev/null", "/dev/urandom", "/dev/zero"];
 
-/// Libraries beside NVIDIA's `libcuda.so` that it loads itself; those with `{}` carry the driver's version. From the file
-/// lists of the driver's packages, branches 535 to 580.
-const NVIDIA_LIBRARIES: [&str; 7] = [
-    "libnvidia-gpucomp.so.{}",
-    "libnvidia-nvvm.so.{}",
-    "libnvidia-nvvm.so.4",
-    "libnvidia-nvvm70.so.4",
-    "libnvidia-ptxjitcompiler.so.{}",
-    "libnvidia-ptxjitcompiler.so.1",
-    "libnvidia-tileiras.so.{}",
-];
-
 /// Files of NVIDIA's kernel driver and of the buses of its devices. Without `/proc/modules` its libraries conclude that the driver is not
 /// loaded, and start a program to load it, which ends the process.
 const NVIDIA_KERNEL: [&str; 6] = [
@@ -92,8 +80,8 @@ const STATE: &str = "SLUICE_SOFTGPU_STATE";
 /// The driver of a worker.
 #[derive(Debug)]
 pub(super) enum DriverFiles {
-    /// NVIDIA's, with its version. `manages` is true for the management library, which makes instances.
-    Nvidia { library: PathBuf, version: String, manages: bool },
+    /// NVIDIA's. `manages` is true for the management library, which makes instances.
+    Nvidia { library: PathBuf, manages: bool },
     /// Another library with the same interface: the software GPU, whose devices are the files of a directory.
     Software { library: PathBuf, state: PathBuf },
 }
@@ -113,10 +101,10 @@ impl DriverFiles {
         std::fs::metadata(&library)?;
         // A branch of NVIDIA's driver without a list is refused here, too, with the branches that have one.
         DriverList::of_library(&library).map_err(io::Error::other)?;
-        if let Some(version) = sluice_sandbox::nvidia_version(&library) {
+        if sluice_sandbox::nvidia_version(&library).is_some() {
             let name = library.file_name().unwrap_or_default();
             let manages = name.as_encoded_bytes().starts_with(b"libnvidia-ml.so");
-            return Ok(Self::Nvidia { version, library, manages });
+            return Ok(Self::Nvidia { library, manages });
         }
         // Its own default.
         let user = rustix::process::geteuid().as_raw();
@@ -132,6 +120,18 @@ impl DriverFiles {
             Self::Nvidia { .. } => NVIDIA_SETTINGS.map(|(name, value)| (name, value.into())).into(),
             // It would look for its own default in a directory that the root does not have.
             Self::Software { state, .. } => vec![(STATE, state.clone().into_os_string())],
+        }
+    }
+
+    /// The libraries that the driver can load itself and that the host does not have.
+    pub(super) fn missing_libraries(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Nvidia { library, manages: false } => {
+                let mut all = sluice_sandbox::further_libraries(library);
+                all.retain(|library| !library.exists());
+                all
+            }
+            Self::Nvidia { .. } | Self::Software { .. } => Vec::new(),
         }
     }
 
@@ -228,7 +228,7 @@ impl FileList {
         list.add_present(NODES, Access::Device)?;
         match driver {
             None => {}
-            Some(DriverFiles::Nvidia { library, version, manages }) => {
+            Some(DriverFiles::Nvidia { library, manages }) => {
                 list.add(library, Access::Execute)?;
                 list.add_present(NVIDIA_KERNEL, Access::Read)?;
                 list.add_present(NVIDIA_NODES, Access::Device)?;
@@ -239,9 +239,7 @@ impl FileList {
                     list.add_present([NVIDIA_CAPABILITIES], Access::Device)?;
                 } else {
                     list.let_name_threads();
-                    let directory = library.parent().unwrap_or(Path::new("/"));
-                    let libraries = NVIDIA_LIBRARIES.map(|name| directory.join(name.replace("{}", version)));
-                    list.add_present(libraries, Access::Execute)?;
+                    list.add_present(sluice_sandbox::further_libraries(library), Access::Execute)?;
                     for (file, node) in capabilities_of(state, visible)? {
                         list.replace_present(&file, without_new_nodes)?;
                         list.add_present([node], Access::Device)?;
@@ -449,14 +447,17 @@ mod tests {
     }
 
     #[test]
-    fn driver_of_nvidia_has_the_version_of_its_file() {
+    fn driver_of_nvidia_names_the_libraries_of_its_version_that_are_missing() {
         let place = tempfile::tempdir().unwrap();
         std::fs::write(place.path().join("libcuda.so.580.65.06"), "").unwrap();
         std::os::unix::fs::symlink("libcuda.so.580.65.06", place.path().join("libcuda.so.1")).unwrap();
         let driver = DriverFiles::of(place.path().join("libcuda.so.1"), None).unwrap();
-        assert!(
-            matches!(driver, DriverFiles::Nvidia { version, manages: false, .. } if version == "580.65.06")
-        );
+        assert!(matches!(driver, DriverFiles::Nvidia { manages: false, .. }));
+        let compiler = place.path().join("libnvidia-ptxjitcompiler.so.580.65.06");
+        let missing = driver.missing_libraries();
+        assert!(missing.contains(&compiler), "{missing:?}");
+        std::fs::write(&compiler, "").unwrap();
+        assert_eq!(driver.missing_libraries().len(), missing.len() - 1);
         std::fs::write(place.path().join("libnvidia-ml.so.580.65.06"), "").unwrap();
         std::os::unix::fs::symlink("libnvidia-ml.so.580.65.06", place.path().join("libnvidia-ml.so.1"))
             .unwrap();

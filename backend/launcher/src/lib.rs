@@ -25,6 +25,7 @@ mod confinement;
 mod ending;
 mod files;
 mod landlock;
+mod limits;
 mod logs;
 mod namespaces;
 mod oom;
@@ -59,7 +60,6 @@ use sluice_messages::{
     control::{self, FromLauncher, ToLauncher},
     launch::{Fingerprint, NumberRange, SocketMode, VmLimits},
 };
-use sluice_protocol::limits;
 use sluice_runtime::{
     child_log::{ChildLog, GuestLimits},
     rate::TokenBucket,
@@ -69,21 +69,13 @@ pub use arguments::Arguments;
 use cgroup::Cgroups;
 use confinement::Needs;
 use files::DriverFiles;
+use limits::{ProgramKind, ResourceLimits};
 use ready::{ReadyChild, Wanted};
 use role::ChildRole;
 use service::Service;
 use spawn::Program;
 use users::WorkerUsers;
 
-/// Descriptor limit of a device: six per session, and memory regions, resources and queues.
-const DEVICE_DESCRIPTORS: u64 = 8192;
-/// Descriptor limit of an arbiter: four per worker of its unit, enough for 32 VMs with all their sessions; chunks
-/// take none.
-const ARBITER_DESCRIPTORS: u64 = 4 * limits::SESSIONS as u64 * 32;
-/// Descriptor limit of the inventory.
-const INVENTORY_DESCRIPTORS: u64 = 1024;
-/// Descriptor limit of a worker; drivers take a few hundred.
-const WORKER_DESCRIPTORS: u64 = 4096;
 /// Capabilities of a device or an arbiter that runs as root: to have more descriptors in flight to workers than one user may
 /// have, because all of them are the same user. One that is a user of its own has no need of it: its descriptors in flight count
 /// for itself. Neither may signal workers that are other users: each ends them by their cgroups.
@@ -245,11 +237,12 @@ impl Launcher {
             epoll::add(&events, lifeline, EventData::new_u64(LIFELINE), EventFlags::RDHUP).map_err(set_up)?;
         }
         let environment: Vec<_> = std::env::vars_os().filter(|(name, _)| passes(name)).collect();
-        let program = |path, descriptors, capabilities| Program {
+        let memory = cgroup::memory_of_vm(limits);
+        let program = |path, kind, capabilities| Program {
             path,
             arguments: vec!["--control-fd".into(), spawn::FIRST.to_string().into()],
             environment: environment.clone(),
-            descriptors,
+            limits: ResourceLimits::new(kind, memory, limits.worker_tasks),
             capabilities,
             confinement: None,
             end_with_launcher: lifeline.is_some(),
@@ -259,11 +252,11 @@ impl Launcher {
             program.arguments.extend(["--messages".into(), control::VERSION.to_string().into()]);
             program
         };
-        let arbiter = |path| program(path, ARBITER_DESCRIPTORS, SERVING_CAPABILITIES);
+        let arbiter = |path| program(path, ProgramKind::Arbiter, SERVING_CAPABILITIES);
         let library = arguments.nvml.clone();
         let nvml = arguments.nvml.map(|path| ["--nvml".into(), path.into_os_string()]);
         let inventory = |path| {
-            let mut inventory = told(program(path, INVENTORY_DESCRIPTORS, CapabilitySet::empty()));
+            let mut inventory = told(program(path, ProgramKind::Inventory, CapabilitySet::empty()));
             inventory.arguments.extend(nvml.into_iter().flatten());
             inventory
         };
@@ -273,8 +266,8 @@ impl Launcher {
             (None, None) => None,
         };
         let (cgroups, next_key) = cgroups(arguments.cgroup, limits, needs_cgroups)?;
-        let mut worker = program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty());
-        let mut device = told(program(arguments.device, DEVICE_DESCRIPTORS, SERVING_CAPABILITIES));
+        let mut worker = program(arguments.worker, ProgramKind::Worker, CapabilitySet::empty());
+        let mut device = told(program(arguments.device, ProgramKind::Device, SERVING_CAPABILITIES));
         let mut arbiter = arguments.arbiter.map(arbiter);
         let mut inventory = arguments.inventory.map(inventory);
         if confinement::is_on()

@@ -4,7 +4,7 @@
 //!
 //! A child gets its descriptors, at [`FIRST`] and up, and a pipe of its own as standard error, so that no open file
 //! is shared with another process; a fixed environment; a process group of its own; no way to gain privileges, and of root's
-//! only those that its program needs; no core dumps; a limit on descriptors. It must never get any other resource of the launcher:
+//! only those that its program needs; limits of its resources. It must never get any other resource of the launcher:
 //! it closes every other descriptor, whatever its flags were, before it waits for its own.
 //!
 //! A start has two parts. [`prepare`] forks a process that confines itself and waits; [`Prepared::run`] gives it its descriptors, and it
@@ -25,7 +25,7 @@ use std::{
 use rustix::{
     fd::{BorrowedFd, OwnedFd},
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
-    process::{DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions},
+    process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions},
     thread::{CapabilitySet, CapabilitySets},
 };
 use sluice_messages::inventory::Visible;
@@ -34,6 +34,7 @@ use sluice_shared_memory::socket;
 use super::{
     confinement::{Confined, Confinement},
     files::FileList,
+    limits::ResourceLimits,
 };
 
 /// Number of a child's first descriptor: its control socket.
@@ -57,8 +58,8 @@ pub(crate) struct Program {
     pub(crate) arguments: Vec<OsString>,
     /// The whole environment.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// Limit of open descriptors.
-    pub(crate) descriptors: u64,
+    /// Limits of its resources.
+    pub(crate) limits: ResourceLimits,
     /// Capabilities that it keeps if it runs as root, in the host's user namespace.
     pub(crate) capabilities: CapabilitySet,
     /// Its confinement beside its user, limits and filter, if the host permits one.
@@ -103,7 +104,7 @@ pub(crate) fn prepare(
     log: OwnedFd,
 ) -> io::Result<Prepared> {
     let launcher = rustix::process::getpid();
-    let (limit, end_with_launcher) = (program.descriptors, program.end_with_launcher);
+    let (limits, end_with_launcher) = (program.limits, program.end_with_launcher);
     let confinement = program.confinement.as_ref();
     let confine = |all: &Confinement| all.confine(shape.visible, uid, shape.tells_users_apart);
     let (confined, files) = confinement.map(confine).transpose()?.unzip();
@@ -134,7 +135,8 @@ pub(crate) fn prepare(
     let hook = move || {
         confined.as_ref().map_or(Ok(()), Confined::separate)?;
         keep_capabilities(capabilities)?;
-        bind(limit, end_with_launcher.then_some(launcher))?;
+        limits.set(uid.is_some() || apart)?;
+        bind(end_with_launcher.then_some(launcher))?;
         confined.as_ref().map_or(Ok(()), Confined::restrict)?;
         wait(its_number)
     };
@@ -281,16 +283,10 @@ fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the limits of the calling process, and its end with the launcher. Async-signal-safe.
-fn bind(limit: u64, end_with: Option<Pid>) -> io::Result<()> {
+/// Sets the signals of the calling process, takes its way to privileges, and sets its end with the launcher. Async-signal-safe.
+fn bind(end_with: Option<Pid>) -> io::Result<()> {
     unblock_signals()?;
     ignore_broken_pipes()?;
-    let bound = |resource, limit: u64| {
-        let hard = rustix::process::getrlimit(resource).maximum.map_or(limit, |hard| hard.min(limit));
-        rustix::process::setrlimit(resource, Rlimit { current: Some(hard), maximum: Some(hard) })
-    };
-    bound(Resource::Nofile, limit)?;
-    bound(Resource::Core, 0)?;
     rustix::thread::set_no_new_privs(true)?;
     if let Some(launcher) = end_with {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;

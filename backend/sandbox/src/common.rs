@@ -33,9 +33,9 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_fstat, "the type and the length of a descriptor's file"),
         // Waiting.
         Rule::any(SYS_ppoll, "waiting for a few descriptors"),
-        Rule::any(SYS_clock_gettime, "the time, if the vDSO cannot read the clock"),
-        Rule::any(SYS_clock_nanosleep, "waiting before another try"),
-        Rule::any(SYS_restart_syscall, "resuming a wait after SIGSTOP"),
+        Rule::any(SYS_clock_gettime, "the time, if the vDSO cannot read the clock").rare(),
+        Rule::any(SYS_clock_nanosleep, "waiting before another try").rare(),
+        Rule::any(SYS_restart_syscall, "resuming a wait after SIGSTOP").rare(),
         // Memory.
         Rule::only(
             SYS_mmap,
@@ -62,10 +62,14 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_gettid, "the start of a thread, and its name in the log"),
         Rule::one_of(SYS_prctl, 0, &[PR_SET_NAME], "the name of a thread"),
         Rule::any(SYS_futex, "locks, and the end of threads"),
-        Rule::any(SYS_sched_yield, "contended locks"),
-        Rule::any(SYS_rt_sigreturn, "the end of a signal handler"),
-        Rule::any(SYS_exit, "the end of a thread"),
-        Rule::any(SYS_exit_group, "the end of the process"),
+        Rule::any(SYS_sched_yield, "contended locks").rare(),
+        Rule::any(SYS_rt_sigreturn, "the end of a signal handler").rare(),
+        Rule::any(
+            SYS_exit,
+            "the end of a thread; those of an arbiter and a worker mostly live as long as it",
+        )
+        .rare(),
+        Rule::any(SYS_exit_group, "the end of the process, if it is not killed").rare(),
         // The standard library.
         Rule::any(SYS_getrandom, "seeds of hash tables, so that a guest cannot choose collisions"),
     ]

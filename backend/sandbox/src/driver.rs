@@ -98,6 +98,27 @@ pub fn nvidia_version(path: &Path) -> Option<String> {
     version_of_file(&file, || std::fs::read_to_string(MODULE_VERSION).ok())
 }
 
+/// Libraries beside NVIDIA's `libcuda.so` that it loads itself when a program needs them: its compilers and linkers. Those with `{}` carry the
+/// driver's version. From the file lists of the driver's packages, branches 535 to 580; no branch has all.
+const NVIDIA_LIBRARIES: [&str; 7] = [
+    "libnvidia-gpucomp.so.{}",
+    "libnvidia-nvvm.so.{}",
+    "libnvidia-nvvm.so.4",
+    "libnvidia-nvvm70.so.4",
+    "libnvidia-ptxjitcompiler.so.{}",
+    "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-tileiras.so.{}",
+];
+
+/// The libraries that the driver at `library` loads itself when a program needs them, by their paths beside it. Any of them may be missing. There
+/// are none for another driver than NVIDIA's.
+#[must_use]
+pub fn further_libraries(library: &Path) -> Vec<PathBuf> {
+    let Some(version) = nvidia_version(library) else { return Vec::new() };
+    let directory = library.parent().unwrap_or(Path::new("/"));
+    NVIDIA_LIBRARIES.map(|name| directory.join(name.replace("{}", &version))).into()
+}
+
 fn version_of_file(file: &Path, module: impl FnOnce() -> Option<String>) -> Option<String> {
     let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let suffix = ["libcuda.so", "libnvidia-ml.so"].iter().find_map(|stem| name.strip_prefix(stem))?;

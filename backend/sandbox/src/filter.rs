@@ -22,6 +22,8 @@ pub struct Rule {
     conditions: Vec<Vec<Condition>>,
     /// The code path that makes the call.
     pub why: &'static str,
+    /// True if a host that serves makes no such call in most of its runs.
+    rare: bool,
 }
 
 /// The lower 32 bits, all that the kernel reads of an `int`.
@@ -71,6 +73,14 @@ impl Condition {
         }
     }
 
+    /// True if an argument of a call is as wanted, as the kernel judges it.
+    fn holds(&self, argument: u64) -> bool {
+        match self.test {
+            Test::Bits { mask, value } => argument & mask == value,
+            Test::Other(value) => argument & LOWER != u64::from(value),
+        }
+    }
+
     fn compile(&self) -> Result<SeccompCondition, seccompiler::BackendError> {
         let (length, operator, value) = match self.test {
             Test::Bits { mask, value } => (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask), value),
@@ -84,7 +94,7 @@ impl Rule {
     /// Matches the call with any arguments.
     #[must_use]
     pub const fn any(call: libc::c_long, why: &'static str) -> Rule {
-        Rule { call, conditions: Vec::new(), why }
+        Rule { call, conditions: Vec::new(), why, rare: false }
     }
 
     /// Matches the call if argument `argument` is one of these values; its lower 32 bits count.
@@ -94,6 +104,7 @@ impl Rule {
             call,
             conditions: values.iter().map(|value| vec![Condition::is(argument, *value)]).collect(),
             why,
+            rare: false,
         }
     }
 
@@ -101,7 +112,7 @@ impl Rule {
     #[must_use]
     pub fn none_of(call: libc::c_long, argument: u8, values: &[u32], why: &'static str) -> Rule {
         let condition = |value: &u32| Condition { argument, test: Test::Other(*value) };
-        Rule { call, conditions: vec![values.iter().map(condition).collect()], why }
+        Rule { call, conditions: vec![values.iter().map(condition).collect()], why, rare: false }
     }
 
     /// Matches the call if these arguments have these values; their lower 32 bits count. With several lists, any of them suffices.
@@ -112,6 +123,7 @@ impl Rule {
             call,
             conditions: lists.iter().map(|list| list.iter().map(condition).collect()).collect(),
             why,
+            rare: false,
         }
     }
 
@@ -121,19 +133,19 @@ impl Rule {
         let condition = |&(argument, bits): &(u8, i32)| {
             Condition::bits(argument, LOWER & !u64::from(bits.cast_unsigned()), 0)
         };
-        Rule { call, conditions: vec![arguments.iter().map(condition).collect()], why }
+        Rule { call, conditions: vec![arguments.iter().map(condition).collect()], why, rare: false }
     }
 
     /// Matches the call if argument `argument` is a null pointer.
     #[must_use]
     pub fn null(call: libc::c_long, argument: u8, why: &'static str) -> Rule {
-        Rule { call, conditions: vec![vec![Condition::null(argument)]], why }
+        Rule { call, conditions: vec![vec![Condition::null(argument)]], why, rare: false }
     }
 
     /// Matches `prlimit64` of the process itself, without a new limit.
     #[must_use]
     pub fn of_self(call: libc::c_long, why: &'static str) -> Rule {
-        Rule { call, conditions: vec![vec![Condition::is(0, 0), Condition::null(2)]], why }
+        Rule { call, conditions: vec![vec![Condition::is(0, 0), Condition::null(2)]], why, rare: false }
     }
 
     /// Matches `ioctl` with these requests.
@@ -143,7 +155,12 @@ impl Rule {
         requests: impl Iterator<Item = RequestNumber>,
         why: &'static str,
     ) -> Rule {
-        Rule { call, conditions: requests.map(|number| vec![Condition::request(number)]).collect(), why }
+        Rule {
+            call,
+            conditions: requests.map(|number| vec![Condition::request(number)]).collect(),
+            why,
+            rare: false,
+        }
     }
 
     /// Matches in one more case: argument `argument` is `value`, and the first argument is none of descriptors 0 to 2.
@@ -159,7 +176,31 @@ impl Rule {
     #[must_use]
     pub fn without(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {
         let mask = u64::from(bits.cast_unsigned());
-        Rule { call, conditions: vec![vec![Condition::bits(argument, mask, 0)]], why }
+        Rule { call, conditions: vec![vec![Condition::bits(argument, mask, 0)]], why, rare: false }
+    }
+
+    /// Marks a rule for a call that processes make on rare occasions only; `why` names them. A test requires of all other rules that a process
+    /// uses them.
+    #[must_use]
+    pub const fn rare(mut self) -> Rule {
+        self.rare = true;
+        self
+    }
+
+    /// True if processes make the call on rare occasions only.
+    #[must_use]
+    pub const fn is_rare(&self) -> bool {
+        self.rare
+    }
+
+    /// True if the rule matches this call, as the filter judges it.
+    #[must_use]
+    pub fn matches(&self, call: u64, arguments: &[u64; 6]) -> bool {
+        let holds = |condition: &Condition| {
+            arguments.get(usize::from(condition.argument)).is_some_and(|argument| condition.holds(*argument))
+        };
+        self.call.cast_unsigned() == call
+            && (self.conditions.is_empty() || self.conditions.iter().any(|all| all.iter().all(holds)))
     }
 
     fn compile(&self) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {

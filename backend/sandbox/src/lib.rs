@@ -23,7 +23,7 @@ mod launcher;
 mod refusal;
 mod worker;
 
-pub use driver::{DriverBranch, DriverList, DriverListError, nvidia_version};
+pub use driver::{DriverBranch, DriverList, DriverListError, further_libraries, nvidia_version};
 pub use filter::{AllowList, FilterProfile, Otherwise, Rule, SandboxError};
 
 /// The role of a process that enters its filter.

@@ -25,17 +25,18 @@ fn ours() -> Vec<Rule> {
         common::descriptors(&[]),
         common::wake_ups(),
         Rule::any(SYS_pread64, "page lists of the guest's memory"),
-        Rule::any(SYS_writev, "the C library's message before it ends the process"),
+        Rule::any(SYS_writev, "the C library's message before it ends the process").rare(),
         Rule::one_of(SYS_dup2, 1, &[1, 2], "the output and reports of kernels go to the guest"),
         Rule::only(SYS_pipe2, &[(1, O_CLOEXEC | O_NONBLOCK)], "the output and reports of kernels"),
-        Rule::one_of(SYS_ioctl, 1, &[IS_TERMINAL], "checking if standard error is a terminal"),
+        Rule::one_of(SYS_ioctl, 1, &[IS_TERMINAL], "checking if standard error is a terminal, before a report of a panic").rare(),
         Rule::any(SYS_getpid, "its number, by which the arbiter finds it in the driver's lists"),
         Rule::one_of(
             SYS_tgkill,
             0,
             &[std::process::id().cast_signed()],
             "ending itself by a signal; any other target is refused, because workers without separate users could kill other processes",
-        ),
+        )
+        .rare(),
     ]);
     rules
 }

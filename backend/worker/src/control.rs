@@ -44,7 +44,7 @@ use sluice_runtime::limited;
 use sluice_sandbox::{DriverList, DriverListError, Role, SandboxError};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     thread,
 };
@@ -186,14 +186,16 @@ pub enum StartError {
 
 /// Starts the driver in the sandbox of workers.
 pub(crate) fn start_confined(setup: &WorkerSetup) -> Result<Result<Arc<Driver>, StartError>, SandboxError> {
-    let list = DriverList::of_library(Path::new(&setup.driver));
+    let library = Path::new(&setup.driver);
+    let list = DriverList::of_library(library);
+    let further = sluice_sandbox::further_libraries(library);
     // From here on this process can start no process and inspect none; it has read nothing of a guest yet.
     sluice_sandbox::enter(Role::Worker(*list.as_ref().unwrap_or(&DriverList::Software)))?;
     let list = match list {
         Ok(list) => list,
         Err(error) => return Ok(Err(error.into())),
     };
-    let driver = start_driver(setup);
+    let driver = start_driver(setup, &further);
     if driver.is_ok() && list == DriverList::Software {
         // It has all it needs. NVIDIA's driver opens its devices again for every context.
         sluice_sandbox::enter(Role::WorkerSettled)?;
@@ -201,9 +203,23 @@ pub(crate) fn start_confined(setup: &WorkerSetup) -> Result<Result<Arc<Driver>, 
     Ok(driver.map_err(StartError::from))
 }
 
-fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {
+/// Starts the driver. Beside that, loads the `further` libraries, so that a session of a guest opens none.
+fn start_driver(setup: &WorkerSetup, further: &[PathBuf]) -> Result<Arc<Driver>, DriverError> {
     let driver = Driver::load(Path::new(&setup.driver))?;
-    driver.init().map_err(DriverError::Init)?;
+    let load = || {
+        for error in sluice_driver::load_further(further) {
+            tracing::warn!(%error, "a library of the driver is missing");
+        }
+    };
+    // A driver's start mostly waits for the kernel.
+    thread::scope(|scope| {
+        let beside = thread::Builder::new().name("libraries".to_owned());
+        if further.is_empty() || beside.spawn_scoped(scope, load).is_err() {
+            load();
+        }
+        driver.init()
+    })
+    .map_err(DriverError::Init)?;
     driver.confirm(setup.identity)?;
     Ok(Arc::new(driver))
 }

@@ -149,7 +149,7 @@ fn configured(host: Option<&Host>) -> Option<PathBuf> {
     toml::from_str::<CheckedConfiguration>(&text).ok()?.driver
 }
 
-/// Limits of the launcher, which devices and workers inherit; of this shell if sluiced does not run.
+/// Limits of the launcher, above which those of workers and arbiters cannot be; of this shell if sluiced does not run.
 fn limits(host: Option<&Host>) -> Vec<Finding> {
     const FILES: u64 = 65_536;
     const NAMES: [&str; 2] = ["open files", "locked memory"];

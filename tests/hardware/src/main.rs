@@ -30,7 +30,6 @@ mod step;
 mod stop;
 mod system;
 mod time;
-mod trace;
 mod worker;
 
 use std::ffi::OsString;

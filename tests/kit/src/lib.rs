@@ -11,4 +11,5 @@ pub mod front_end;
 pub mod guest;
 pub mod processes;
 pub mod service_manager;
+pub mod trace;
 pub mod wait;

@@ -4,6 +4,7 @@ mod arbiter;
 mod arrays;
 mod code;
 mod custody;
+mod driver_libraries;
 mod faults;
 mod figures;
 mod gathered;

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use serde_json::{Value, json};
+use sluice_kit::trace::{self, Call};
 
 use crate::kernels::Image;
 use crate::step::{Question, Step};
 use crate::stop::{Answer, Stop};
-use crate::trace::{self, Call};
 use crate::worker::{Command, Peer};
 
 pub(crate) const QUESTIONS: &[Question] = &[Question {

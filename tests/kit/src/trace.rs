@@ -7,13 +7,13 @@ use std::io;
 
 /// A system call at its entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub struct Call {
     /// The thread that makes it.
-    pub(crate) thread: i32,
+    pub thread: i32,
     /// Its number.
-    pub(crate) number: u64,
+    pub number: u64,
     /// Its arguments.
-    pub(crate) arguments: [u64; 6],
+    pub arguments: [u64; 6],
 }
 
 /// `struct ptrace_syscall_info` for an entry.
@@ -44,20 +44,21 @@ const ENTRY: u8 = 1;
 /// The signal of a stop at a system call.
 const AT_CALL: c_int = libc::SIGTRAP | 0x80;
 
-/// Begins to follow a child. This thread must also [`follow`] it.
-pub(crate) fn seize(process: u32) -> io::Result<()> {
+/// Begins to follow a process, a child of this one or, with the privilege, any other. This thread must also [`follow`] it.
+pub fn seize(process: u32) -> io::Result<()> {
     let process = c_int::try_from(process).map_err(io::Error::other)?;
     request(libc::PTRACE_SEIZE, process, 0, OPTIONS)?;
     request(libc::PTRACE_INTERRUPT, process, 0, 0)?;
     Ok(())
 }
 
-/// Follows all seized processes until they ended, and reports each entry of a system call.
-pub(crate) fn follow(mut report: impl FnMut(Call)) -> io::Result<()> {
+/// Follows all processes that this thread has seized, and those that they start, until they ended. Reports each entry of a system call.
+pub fn follow(mut report: impl FnMut(Call)) -> io::Result<()> {
     loop {
         let mut status = 0;
+        // Another thread waits for its own children.
         // SAFETY: the kernel writes a number to a live variable.
-        let thread = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
+        let thread = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
         if thread < 0 {
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
