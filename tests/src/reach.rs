@@ -238,8 +238,9 @@ fn message_queue() -> io::Result<()> {
 /// Maps as much private memory as the host has, and touches none.
 fn private_memory() -> io::Result<()> {
     // SAFETY: no pointers.
-    let number = |name| unsafe { libc::sysconf(name) };
-    let (pages, page) = (number(libc::_SC_PHYS_PAGES), number(libc::_SC_PAGESIZE));
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    // SAFETY: no pointers.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     let bytes = usize::try_from(pages * page).map_err(io::Error::other)?;
     let (access, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);

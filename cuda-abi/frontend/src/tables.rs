@@ -367,9 +367,11 @@ static REFUSED: [AtomicU64; MOST_REFUSED] = [const { AtomicU64::new(0) }; MOST_R
 
 /// True for the first refusal of a table.
 fn is_first_refusal(uuid: [u8; 16]) -> bool {
-    let id = number(uuid);
+    let (halves, _) = uuid.as_chunks();
     // An odd factor spreads the first half, so that it does not cancel the second.
-    let digest = ((id >> 64) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ id as u64 | 1 << 63;
+    let spread =
+        |digest: u64, half: &[u8; 8]| digest.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from_be_bytes(*half);
+    let digest = halves.iter().fold(0, spread) | 1 << 63;
     for slot in &REFUSED {
         match slot.compare_exchange(0, digest, Relaxed, Relaxed) {
             Ok(_) => return true,
