@@ -255,7 +255,7 @@ fn symbol_lookup_returns_the_form_for_the_version() {
     let name = text("cuNothing");
     ok!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 13050, 0, &raw mut status));
     assert_eq!((place, status), (ptr::null(), 1));
-    place = &raw const status as *const c_void;
+    place = (&raw const status).cast();
     ok!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 13050, 0, ptr::null_mut()));
     assert_eq!(place, ptr::null(), "without a place for the status");
     assert_eq!(
