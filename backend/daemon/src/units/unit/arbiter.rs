@@ -252,10 +252,10 @@ impl Unit {
         self.launching.fd_store().forget(&socket_name(self.number));
         arbiter.channel.shut();
         self.launching.adoption().note(|all| _ = all.arbiters.remove(&self.number));
-        self.asked.set(0);
         {
             let mut heard = self.heard.borrow_mut();
-            heard.answered = 0;
+            // It answers none of them any more.
+            heard.answered = self.asked.get();
             heard.pinned.clear();
             heard.upkeep = None;
             heard.unit = None;

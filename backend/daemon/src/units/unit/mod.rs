@@ -110,7 +110,7 @@ pub(crate) struct Unit {
     escrows: RefCell<BTreeMap<u32, u64>>,
     heard: RefCell<ArbiterReports>,
     reported: Notify,
-    /// The number of requests for a report on the unit to the present arbiter.
+    /// The number of requests for a report on the unit.
     asked: Cell<u64>,
     /// Messages about an earlier epoch.
     stale: Cell<u64>,
@@ -153,7 +153,7 @@ pub(crate) struct VmTerms {
 #[derive(Debug, Default)]
 struct ArbiterReports {
     count: u64,
-    /// The number of answered requests for a report on the unit.
+    /// The number of those requests whose answer has come or is lost.
     answered: u64,
     unit: Option<(u64, UnitReport)>,
     vms: BTreeMap<u32, (u64, VmReport)>,

@@ -112,7 +112,8 @@ impl Unit {
         };
         if timeout(DESCRIBE, answered).await.is_err() {
             // The answer is late, or lost: an arbiter drops what is not read. Later requests do not wait for it.
-            self.asked.set(self.heard.borrow().answered);
+            let mut heard = self.heard.borrow_mut();
+            heard.answered = heard.answered.max(asked);
             return None;
         }
         find(&self.heard.borrow()).filter(|(count, _)| *count > before).map(|(_, report)| report)
@@ -255,6 +256,16 @@ mod tests {
             assert!(!second.is_finished(), "it has the report that was made before its request");
             unit.on_message(reports(3));
             assert_eq!(second.await.expect("a task").map(|report| report.lent), Some(3));
+            // The first of these two answers is lost.
+            tokio::time::pause();
+            let late = ask();
+            yield_now().await;
+            tokio::time::advance(DESCRIBE / 2).await;
+            let next = ask();
+            yield_now().await;
+            assert_eq!(late.await.expect("a task").map(|report| report.lent), None);
+            unit.on_message(reports(4));
+            assert_eq!(next.await.expect("a task").map(|report| report.lent), Some(4));
         };
         LocalSet::new().run_until(test).await;
     }
