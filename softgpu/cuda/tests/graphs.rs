@@ -869,8 +869,13 @@ fn calls_that_a_capture_does_not_allow_fail_and_invalidate_it() {
     ok!(cuGraphDestroy(end(queue)));
     ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
     assert_eq!(mode, RELAXED);
+    // A number that is no mode is taken, and prohibits as much as the strictest mode.
     mode = 3;
-    assert_eq!(cu!(cuThreadExchangeStreamCaptureMode(&raw mut mode)), INVALID_VALUE);
+    ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
+    invalidates(queue, GLOBAL, UNSUPPORTED, || cu!(cuMemAlloc_v2(&raw mut address, 8)));
+    mode = GLOBAL;
+    ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
+    assert_eq!(mode, 3);
 }
 
 // Promise: C60
