@@ -451,19 +451,21 @@ fn operator_is_answered_within_a_second_while_strangers_and_tenants_flood() {
     // Time for the clients to connect.
     std::thread::sleep(std::time::Duration::from_millis(500));
     let operator = User::new(OPERATOR);
-    let mut took = Vec::new();
-    for (method, path) in [("GET", "/healthz"), ("POST", "/v1/vms/o/drain"), ("GET", "/v1/vms")].repeat(8) {
-        let start = std::time::Instant::now();
-        let reply = operator.ask(&place, "api.sock", method, path, None);
-        took.push(start.elapsed());
-        assert_eq!(reply.status, 200, "{method} {path}: {reply:?}");
+    for (method, path) in [("GET", "/healthz"), ("POST", "/v1/vms/o/drain"), ("GET", "/v1/vms")] {
+        let mut took: Vec<_> = (0..9)
+            .map(|_| {
+                let start = std::time::Instant::now();
+                let reply = operator.ask(&place, "api.sock", method, path, None);
+                assert_eq!(reply.status, 200, "{method} {path}: {reply:?}");
+                start.elapsed()
+            })
+            .collect();
+        took.sort();
+        println!("{method} {path}: an operator waits {:?} at the median, {:?} at most", took[4], took[8]);
+        // Each time includes the start of a client beside all others, so a busy machine may be late with some. An operator that waited
+        // for the others would wait each time.
+        assert!(took[4] < std::time::Duration::from_secs(1), "{method} {path}: {took:?}");
     }
-    took.sort();
-    let median = took[took.len() / 2];
-    println!("an operator waits {median:?} at the median, {:?} at most", took[took.len() - 1]);
-    // Each time includes the start of a client beside all others, so a busy machine may be late with some. An operator that waited
-    // for the others would wait each time.
-    assert!(median < std::time::Duration::from_secs(1), "{took:?}");
     let alive = clients.0.iter_mut().filter_map(|client| client.try_wait().expect("a child"));
     assert_eq!(alive.collect::<Vec<_>>(), [], "a client has ended");
     drop(clients);
