@@ -167,7 +167,7 @@ pub const ATTEMPTS: [(&str, Attempt); 11] = [
     ("new-file-in-shm", |_| new_file("/dev/shm")),
     ("new-file-in-tmp", |_| new_file("/tmp")),
     ("message-queue", |_| message_queue()),
-    ("private-memory-of-the-hosts-size", |_| private_memory()),
+    ("private-memory-beyond-the-host", |_| private_memory()),
 ];
 
 /// Attempts that end a process if the launcher has its filter, which its children inherit; each with a name of one word.
@@ -235,13 +235,13 @@ fn message_queue() -> io::Result<()> {
     done(unsafe { libc::mq_unlink(name.as_ptr()) })
 }
 
-/// Maps as much private memory as the host has, and touches none.
+/// Maps more private memory than any process may, and touches none.
 fn private_memory() -> io::Result<()> {
     // SAFETY: no pointers.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
     // SAFETY: no pointers.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    let bytes = usize::try_from(pages * page).map_err(io::Error::other)?;
+    let bytes = usize::try_from(2 * pages * page + (4 << 30)).map_err(io::Error::other)?;
     let (access, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
     // SAFETY: a new mapping at an address that the kernel chooses.

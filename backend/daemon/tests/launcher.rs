@@ -621,7 +621,7 @@ fn process_of_each_role_has_the_resource_limits_of_its_role() {
         assert_eq!(of("Max open files"), [descriptors, descriptors], "{role}");
         assert_eq!((&of("Max file size"), &of("Max locked memory")), (file, lock), "{role}");
         for (name, limit) in [
-            ("Max data size", "2147483648"),
+            ("Max data size", "3221225472"),
             ("Max stack size", "8388608"),
             ("Max pending signals", "64"),
             ("Max core file size", "0"),

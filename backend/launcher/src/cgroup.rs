@@ -129,7 +129,7 @@ pub(crate) struct Cgroups {
 impl Cgroups {
     /// Takes a directory, if groups can be created and killed in it, and enables the controllers of its groups. Limits of an earlier
     /// launcher stay unchanged if they are in effect; also returned is a number beyond those of its groups.
-    pub(crate) fn open(directory: &Path, limits: VmLimits) -> io::Result<(Self, u64)> {
+    pub(crate) fn open(directory: &Path, limits: VmLimits, memory: Option<u64>) -> io::Result<(Self, u64)> {
         // The root of all cgroups, which contains the processes of the whole host, has no such file.
         fs::metadata(directory.join("cgroup.events")).map_err(|error| {
             io::Error::new(error.kind(), format!("it is no cgroup of version 2 below the root: {error}"))
@@ -139,17 +139,17 @@ impl Cgroups {
         let kill = fs::write(probe.join("cgroup.kill"), "1");
         fs::remove_dir(&probe)?;
         kill?;
-        let mut cgroups = Self::new(directory, limits);
+        let mut cgroups = Self::new(directory, limits, memory);
         let last = cgroups.left()?.iter().map(|left| left.number).max();
         cgroups.settle();
         Ok((cgroups, last.map_or(0, |last| last.saturating_add(1))))
     }
 
-    fn new(directory: &Path, limits: VmLimits) -> Self {
+    fn new(directory: &Path, limits: VmLimits, memory: Option<u64>) -> Self {
         Self {
             directory: directory.to_owned(),
             limits,
-            memory: memory_of_vm(limits),
+            memory,
             controllers: BTreeSet::new(),
             prepared: BTreeSet::new(),
             leftover: Vec::new(),

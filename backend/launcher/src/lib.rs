@@ -265,7 +265,7 @@ impl Launcher {
             (None, Some(_)) => Some("workers that are users of their own need"),
             (None, None) => None,
         };
-        let (cgroups, next_key) = cgroups(arguments.cgroup, limits, needs_cgroups)?;
+        let (cgroups, next_key) = cgroups(arguments.cgroup, limits, memory, needs_cgroups)?;
         let mut worker = program(arguments.worker, ProgramKind::Worker, CapabilitySet::empty());
         let mut device = told(program(arguments.device, ProgramKind::Device, SERVING_CAPABILITIES));
         let mut arbiter = arguments.arbiter.map(arbiter);
@@ -404,6 +404,7 @@ fn passes(name: &std::ffi::OsStr) -> bool {
 fn cgroups(
     directory: Option<PathBuf>,
     limits: VmLimits,
+    memory: Option<u64>,
     need: Option<&'static str>,
 ) -> Result<(Option<Cgroups>, u64), LauncherError> {
     let Some(directory) = directory else {
@@ -416,7 +417,7 @@ fn cgroups(
         return Ok((None, 0));
     };
     let path = directory.display();
-    match Cgroups::open(&directory, limits) {
+    match Cgroups::open(&directory, limits, memory) {
         Ok((cgroups, next)) => {
             tracing::info!(%path, "each VM and each process gets a cgroup in the configured directory");
             Ok((Some(cgroups), next))

@@ -25,8 +25,9 @@ const ARBITER_DESCRIPTORS: u64 = 4 * limits::SESSIONS as u64 * 32;
 const STACK: u64 = 8 << 20;
 /// Queued signals of the process's user: no code queues any.
 const SIGNALS: u64 = 64;
-/// Bytes of private memory that a process may map and never touch, beside those that it may use.
-const UNTOUCHED: u64 = 1 << 30;
+/// Bytes of private memory that a process may map and never touch, beside those that it may use: a worker maps its memory for copies
+/// whole, and a driver more than it uses.
+const UNTOUCHED: u64 = (1 << 30) + limits::BOUNCE_BYTES;
 
 /// Limits by program: device, worker, arbiter, inventory. A driver writes files in memory of unknown size, and pins memory of guests.
 #[rustfmt::skip]

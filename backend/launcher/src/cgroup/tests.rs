@@ -9,7 +9,7 @@ fn recorded(controllers: &str, limits: VmLimits) -> (tempfile::TempDir, Cgroups)
     let path = directory.path();
     fs::write(path.join("cgroup.controllers"), controllers).expect("written");
     fs::write(path.join("cgroup.procs"), "").expect("written");
-    let mut cgroups = Cgroups::new(path, limits);
+    let mut cgroups = Cgroups::new(path, limits, memory_of_vm(limits));
     assert!(cgroups.vacate());
     cgroups.enable();
     (directory, cgroups)
@@ -128,7 +128,7 @@ fn processes_in_the_directory_itself_get_a_group_beside_those_of_vms() {
     let path = directory.path();
     fs::write(path.join("cgroup.controllers"), "cpu").expect("written");
     fs::write(path.join("cgroup.procs"), "12345\n0\n").expect("written");
-    let mut cgroups = Cgroups::new(path, VmLimits::default());
+    let mut cgroups = Cgroups::new(path, VmLimits::default(), memory_of_vm(VmLimits::default()));
     // A recorded list does not change, so the attempts end without success.
     assert!(!cgroups.vacate());
     assert_eq!(files(&path.join("daemon"))["cgroup.procs"], "12345");
@@ -170,7 +170,7 @@ fn limits_are_written_again_after_the_controllers_were_disabled() {
         write_enabled(directory.path(), "");
         write_enabled(&groups[0], "");
         if open {
-            cgroups = Cgroups::new(directory.path(), VmLimits::default());
+            cgroups = Cgroups::new(directory.path(), VmLimits::default(), memory_of_vm(VmLimits::default()));
         }
         cgroups.settle();
         assert_eq!(files(directory.path())[SUBTREE_CONTROL], "+cpu +memory +pids");
