@@ -131,7 +131,8 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
     // Threads inherit the slack. The completion thread sleeps for microseconds, which the default slack would double.
     rustix::thread::set_current_timer_slack(core::num::NonZeroU64::new(1000))?;
     // The driver is slow to start, and no other process waits for this thread until the guest's page comes.
-    let driver = start_confined(&setup)?;
+    let further = sluice_sandbox::further_libraries(Path::new(&setup.driver));
+    let driver = start_confined(&setup, &further)?;
     let arbiter_sockets = arbiter_sockets(control, setup.devices)?;
     let (doorbell, wake) = begin(control)?;
     let most = usize::try_from(setup.mapped_runs).unwrap_or(usize::MAX);
@@ -184,18 +185,19 @@ pub enum StartError {
     Driver(#[from] DriverError),
 }
 
-/// Starts the driver in the sandbox of workers.
-pub(crate) fn start_confined(setup: &WorkerSetup) -> Result<Result<Arc<Driver>, StartError>, SandboxError> {
-    let library = Path::new(&setup.driver);
-    let list = DriverList::of_library(library);
-    let further = sluice_sandbox::further_libraries(library);
+/// Starts the driver in the sandbox of workers, and loads its `further` libraries.
+pub(crate) fn start_confined(
+    setup: &WorkerSetup,
+    further: &[PathBuf],
+) -> Result<Result<Arc<Driver>, StartError>, SandboxError> {
+    let list = DriverList::of_library(Path::new(&setup.driver));
     // From here on this process can start no process and inspect none; it has read nothing of a guest yet.
     sluice_sandbox::enter(Role::Worker(*list.as_ref().unwrap_or(&DriverList::Software)))?;
     let list = match list {
         Ok(list) => list,
         Err(error) => return Ok(Err(error.into())),
     };
-    let driver = start_driver(setup, &further);
+    let driver = start_driver(setup, further);
     if driver.is_ok() && list == DriverList::Software {
         // It has all it needs. NVIDIA's driver opens its devices again for every context.
         sluice_sandbox::enter(Role::WorkerSettled)?;
@@ -208,7 +210,7 @@ fn start_driver(setup: &WorkerSetup, further: &[PathBuf]) -> Result<Arc<Driver>,
     let driver = Driver::load(Path::new(&setup.driver))?;
     let load = || {
         for error in sluice_driver::load_further(further) {
-            tracing::warn!(%error, "a library of the driver is missing");
+            tracing::warn!(%error, "the driver lacks a library");
         }
     };
     // A driver's start mostly waits for the kernel.

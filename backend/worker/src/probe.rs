@@ -77,7 +77,7 @@ pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
     let guest_memory = scattered(pieces.into())
         .inspect_err(|error| tracing::warn!(%error, pieces, "cannot map as many pieces as a session"))
         .ok();
-    let driver = start_confined(&setup).map_err(RunError::Sandbox)?.map_err(RunError::Driver)?;
+    let driver = start_confined(&setup, &[]).map_err(RunError::Sandbox)?.map_err(RunError::Driver)?;
     let received = control.receive().map_err(RunError::Receive)?;
     let (told, descriptors) = received.message().ok_or(RunError::Closed)?;
     let (ToWorker::Custody { device }, Ok([arbiter])) = (told, <[OwnedFd; 1]>::try_from(descriptors)) else {

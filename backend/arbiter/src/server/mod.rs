@@ -143,11 +143,7 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     // The filter forbids setting the flags of a standard stream, and this socket may be one.
     unblock(control.as_fd())?;
     let driver = Path::new(&setup.driver);
-    let further = sluice_sandbox::further_libraries(driver);
     sluice_sandbox::enter(Role::Arbiter(DriverList::of_library(driver)?))?;
-    for error in sluice_driver::load_further(&further) {
-        tracing::warn!(%error, "a library of the driver is missing");
-    }
     let unit = OpenUnit::open(driver, setup.device, setup.identity)?;
     unit.enter().map_err(RunError::Context)?;
     Server::new(control, unit, &setup, receipts)?.serve()
