@@ -97,6 +97,7 @@ int main() {
     EXPORTED(cuCtxDestroy);
     EXPORTED(cuDevicePrimaryCtxRetain);
     EXPORTED(cuDevicePrimaryCtxRelease);
+    EXPORTED(cuDevicePrimaryCtxReset);
     EXPORTED(cuMemAlloc);
     EXPORTED(cuMemFree);
     EXPORTED(cuMemcpyHtoD);
@@ -114,7 +115,7 @@ int main() {
                         p_cuDeviceGetAttribute && p_cuGetErrorName && p_cuCtxSetCurrent && p_cuCtxGetCurrent &&
                         p_cuCtxDestroy && p_cuDevicePrimaryCtxRetain && p_cuDevicePrimaryCtxRelease && p_cuMemAlloc &&
                         p_cuMemFree && p_cuMemcpyHtoD && p_cuMemcpyDtoH && p_cuMemsetD32 && p_cuModuleGetGlobal &&
-                        p_cuModuleUnload && p_cuGetExportTable && p_cuStreamGetId;
+                        p_cuModuleUnload && p_cuGetExportTable && p_cuStreamGetId && p_cuDevicePrimaryCtxReset;
     expect("exported names", all_exported);
     if (!all_exported) return verdict(false);
 
@@ -290,6 +291,10 @@ int main() {
     MUST(p_cuMemFree(dy));
     MUST(p_cuModuleUnload(module));
     MUST(p_cuDevicePrimaryCtxRelease(device));
+    // A reset takes all retains back.
+    MUST(p_cuDevicePrimaryCtxRetain(&primary, device));
+    MUST(p_cuDevicePrimaryCtxReset(device));
+    printf("a release after a reset: %d\n", (int)p_cuDevicePrimaryCtxRelease(device));
     printf("checksum %016llx\n", (unsigned long long)checksum(y.data(), n * sizeof(float)));
     return verdict(wrong == 0);
 }

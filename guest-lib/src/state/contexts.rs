@@ -405,6 +405,8 @@ impl Contexts {
     /// Destroys everything in a device's primary context, however many retain it.
     pub(crate) fn reset_primary(&self, device: i32, end: impl FnOnce(Id<Kind>) -> Result) -> Result {
         let raw = self.primary(device)?;
+        let index = self.primary_index(device)?;
+        self.lock().retained[index] = Retains::default();
         if self.get(raw).is_ok() { self.deactivate(raw, end).map(drop) } else { Ok(()) }
     }
 
