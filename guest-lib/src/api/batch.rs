@@ -36,11 +36,11 @@ fn boxed(process: &ProcessState, stream: StreamRef<'_>, one: &Boxes) -> Result {
     copy::boxed(process, stream, &request, WaitMode::Async)
 }
 
-/// Makes the copies of a batch. After an error the earlier ones are made, and `failed` receives the number of the one that is the reason.
+/// Makes the copies of a batch. After an error the earlier ones are made, and `failed` receives the name of the one that is the reason.
 fn run<C>(
     call: Call,
     stream: u64,
-    failed: Out<usize>,
+    (failed, name): (Out<usize>, impl Fn(usize) -> usize),
     copies: impl FnOnce() -> Result<Vec<C>>,
     access: impl Fn(&C) -> SourceAccess,
     make: impl Fn(&'static ProcessState, StreamRef<'_>, &C) -> Result,
@@ -55,7 +55,7 @@ fn run<C>(
     }
     let copies = copies()?;
     for (index, one) in copies.iter().enumerate() {
-        make(process, stream, one).inspect_err(|_| failed.set_if_given(index))?;
+        make(process, stream, one).inspect_err(|_| failed.set_if_given(name(index)))?;
     }
     if copies.iter().any(|one| access(one) == SourceAccess::DuringCall) {
         // Of a capture, nothing was posted.
@@ -88,7 +88,7 @@ fn flat_batch(
             Error::INVALID_VALUE,
         )
     };
-    run(call, stream, failed, copies, |one| one.access, flat)
+    run(call, stream, (failed, |index| index), copies, |one| one.access, flat)
 }
 
 pub(crate) fn cuMemcpyBatchAsync(
@@ -132,7 +132,7 @@ pub(crate) fn cuMemcpyWithAttributesAsync(
         let access = batch::access(attributes.cast(), Error::INVALID_VALUE)?;
         Ok(vec![FlatCopy { to, from, bytes: bytes as u64, access }])
     };
-    run(call, stream, Out::missing(), copies, |one| one.access, flat)
+    run(call, stream, (Out::missing(), |index| index), copies, |one| one.access, flat)
 }
 
 fn box_batch(
@@ -145,8 +145,8 @@ fn box_batch(
 ) -> Result {
     let read = || batch::boxes(copies.cast(), count, flags, Error::INVALID_VALUE);
     // NVIDIA's driver names no copy of a batch of boxes, also if one is the reason.
-    failed.set_if_given(batch::WHOLE_BATCH);
-    run(call, stream, Out::missing(), read, |one| one.access, boxed)
+    let name = |_| batch::WHOLE_BATCH;
+    run(call, stream, (failed, name), read, |one| one.access, boxed)
 }
 
 pub(crate) fn cuMemcpy3DBatchAsync(

@@ -31,11 +31,10 @@ fn boxed(target: &StreamTarget, one: &Boxes) -> Result {
     copy_in(target, request, When::Queued)
 }
 
-/// Makes the copies of a batch. After an error the earlier ones are made, and `failed` receives the number of the one that is the
-/// reason.
+/// Makes the copies of a batch. After an error the earlier ones are made, and `failed` receives the name of the one that is the reason.
 fn run<C>(
     (stream, implicit): (u64, Implicit),
-    failed: Out<usize>,
+    (failed, name): (Out<usize>, impl Fn(usize) -> usize),
     copies: impl FnOnce() -> Result<Vec<C>>,
     access: impl Fn(&C) -> SourceAccess,
     make: impl Fn(&StreamTarget, &C) -> Result,
@@ -48,7 +47,7 @@ fn run<C>(
     }
     let copies = copies()?;
     for (index, one) in copies.iter().enumerate() {
-        make(&target, one).inspect_err(|_| failed.set_if_given(index))?;
+        make(&target, one).inspect_err(|_| failed.set_if_given(name(index)))?;
     }
     if copies.iter().any(|one| access(one) == SourceAccess::DuringCall) {
         stream::synchronize(&target)?;
@@ -71,7 +70,7 @@ struct FlatBatch {
 fn flat_batch(stream: (u64, Implicit), batch: FlatBatch, failed: Out<usize>) -> Result {
     let FlatBatch { to, from, sizes, count, attributes, starts, kinds } = batch;
     let read = || batch::flat(to, from, sizes, count, attributes, starts, kinds, Error::INVALID_VALUE);
-    run(stream, failed, read, |one| one.access, flat)
+    run(stream, (failed, |index| index), read, |one| one.access, flat)
 }
 
 fn box_batch(
@@ -83,8 +82,8 @@ fn box_batch(
 ) -> Result {
     let read = || batch::boxes(copies, count, flags, Error::INVALID_VALUE);
     // NVIDIA's driver names no copy of a batch of boxes, also if one is the reason.
-    failed.set_if_given(batch::WHOLE_BATCH);
-    run(stream, Out::missing(), read, |one| one.access, boxed)
+    let name = |_| batch::WHOLE_BATCH;
+    run(stream, (failed, name), read, |one| one.access, boxed)
 }
 
 twins! {
@@ -108,7 +107,7 @@ twins! {
         implicit; to: u64, from: u64, bytes: u64, attributes: In<CopyAttributes>, stream: u64,
     ) {
         let read = || Ok(vec![FlatCopy { to, from, bytes, access: batch::access(attributes, Error::INVALID_VALUE)? }]);
-        run((stream, implicit), Out::missing(), read, |one| one.access, flat)
+        run((stream, implicit), (Out::missing(), |index| index), read, |one| one.access, flat)
     }
 
     fn cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz(
