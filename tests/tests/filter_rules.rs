@@ -27,7 +27,8 @@ const DIRECT: u32 = 1;
 const VIRTUAL: u32 = 2;
 
 /// Rules that another test uses, by role and call, with that test.
-const ELSEWHERE: [(&str, libc::c_long, &str); 5] = [
+const ELSEWHERE: [(&str, libc::c_long, &str); 6] = [
+    ("arbiter", libc::SYS_pidfd_send_signal, "custody::malformed_custody_messages_end_the_worker"),
     ("arbiter", libc::SYS_ppoll, "filters::refused_call_of_a_driver_leaves_one_line"),
     ("device", libc::SYS_shutdown, "filters::standard_streams_are_neither_shut_down_nor_changed"),
     ("device", libc::SYS_getsockopt, "filters::process_that_reads_peer_credentials_is_killed"),
@@ -154,7 +155,7 @@ fn serve(tenants: Tenants) -> Result<()> {
             signal(process, Signal::CONT)?;
         }
     }
-    thread::sleep(Duration::from_secs(2));
+    passed(&tenants.run(DIRECT, &programs::program("vector_add")?, &[])?)?;
     // A device ends the workers of a fenced VM.
     tenants.fence(DIRECT)?;
     drop((holding, vmm));

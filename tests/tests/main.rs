@@ -15,6 +15,7 @@ mod custody;
 mod direct;
 mod driver_abilities;
 mod escape;
+// Runs: alone
 mod filter_rules;
 mod fixed_arena;
 // Runs: in VMs

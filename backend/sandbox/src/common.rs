@@ -43,14 +43,15 @@ pub(crate) fn rules() -> Vec<Rule> {
             "the allocator, stacks of threads, guest pages; never code or huge pages",
         ),
         Rule::without(SYS_mprotect, 2, PROT_EXEC, "the allocator's heaps, guards of stacks; never code"),
-        Rule::any(SYS_brk, "the allocator's heap"),
-        Rule::any(SYS_munmap, "the allocator, stacks of threads, guest pages of an ended session"),
+        Rule::any(SYS_brk, "the allocator's heap, if its first thread needs more").rare(),
+        Rule::any(SYS_munmap, "the allocator, stacks of threads, guest pages of an ended session").rare(),
         Rule::one_of(
             SYS_madvise,
             2,
             &[MADV_DONTNEED, MADV_FREE, MADV_GUARD_INSTALL, MADV_DONTFORK],
             "the allocator gives memory back; stacks of threads; pages of a guest",
-        ),
+        )
+        .rare(),
         // Threads.
         Rule::one_of(SYS_clone, 0, &[THREAD], "threads, never processes or namespaces"),
         Rule::any(SYS_set_robust_list, "the start of a thread"),
@@ -61,7 +62,7 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_sched_getaffinity, "the start of a thread: the bounds of its stack"),
         Rule::any(SYS_gettid, "the start of a thread, and its name in the log"),
         Rule::one_of(SYS_prctl, 0, &[PR_SET_NAME], "the name of a thread"),
-        Rule::any(SYS_futex, "locks, and the end of threads"),
+        Rule::any(SYS_futex, "contended locks, and the end of threads").rare(),
         Rule::any(SYS_sched_yield, "contended locks").rare(),
         Rule::any(SYS_rt_sigreturn, "the end of a signal handler").rare(),
         Rule::any(
