@@ -96,13 +96,13 @@ fn short_kernel_is_not_delayed_by_long_ones() {
     let _turn = turn();
     let state = new_state();
     let (crowd, single) = (start(state.path()), start(state.path()));
-    single.ask("short 20").unwrap();
+    let alone = single.ask("short 20").unwrap();
     crowd.ask(&format!("work 24 {ENDLESS}")).unwrap();
     wait_for_work(&crowd, 24);
     let shortest = single.ask("short 100").unwrap();
-    println!("{shortest} us for the shortest of 100 kernels beside long ones");
+    println!("{shortest} us for the shortest of 100 kernels beside long ones, {alone} us alone");
     // Other load of the machine delays some of them. A wait for a share would delay each, by a millisecond or more.
-    assert!(shortest < 1_000, "{shortest} us for the shortest of 100 kernels beside long ones");
+    assert!(shortest < alone + 1_000, "{shortest} us, {alone} us alone");
 }
 
 // Promise: T20
