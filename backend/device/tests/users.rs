@@ -128,7 +128,7 @@ fn user_at_its_session_and_wait_limits_leaves_both_to_others() {
     let answered: usize = greedy.iter_mut().map(FrontEnd::answers).sum();
     assert!(answered >= sleeps - limits::USER_WITHHELD as usize, "{answered} of {sleeps}");
     // The wake of `begin` ends the first of its sleeps, and time may end others before this test looks.
-    eventually("another user's sleep is none", || {
+    eventually("another user's sleep delays no neighbour", || {
         let head = neighbour.raw.wait(1);
         neighbour.computes();
         let sleeps = neighbour.raw.answer(head).is_none();

@@ -588,7 +588,8 @@ mod tests {
     /// True if a packet is there, now or within this time.
     fn comes(host: &OwnedFd, limit: Duration) -> bool {
         let limit = Timespec::try_from(limit).unwrap();
-        poll(&mut [PollFd::new(host, PollFlags::IN)], Some(&limit)) != Ok(0)
+        let wait = || poll(&mut [PollFd::new(host, PollFlags::IN)], Some(&limit));
+        rustix::io::retry_on_intr(wait) != Ok(0)
     }
 
     /// The number of records in the next packet, which another thread may send.

@@ -35,7 +35,7 @@ pub(crate) struct PendingLink {
     texts: Vec<LinkedText>,
     /// The name of the input of each text.
     names: Vec<String>,
-    /// The refusal of an object that is none, which NVIDIA's driver does not read before the link is completed.
+    /// The refusal of bytes that are no object, which NVIDIA's driver does not read before the link is completed.
     unread: Option<LoadRefusal>,
 }
 

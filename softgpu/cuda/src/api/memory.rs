@@ -128,7 +128,7 @@ calls! {
         let range = address..address.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
         for gpu in gpu::all()? {
             if let Some(kind) = gpu.space.kind_within(&range) {
-                // Memory of the driver is none of the program's.
+                // This memory belongs to the driver.
                 let is_registered = kind == BlockKind::Registered;
                 return Err(if is_registered { Error::HOST_MEMORY_ALREADY_REGISTERED } else { Error::INVALID_VALUE });
             }

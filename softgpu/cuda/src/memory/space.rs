@@ -347,7 +347,6 @@ impl Space {
         range.is_empty() || lock(&self.book).keeps_to_a_block(range)
     }
 
-    /// True if a block lies in a range.
     /// The kind of the last block in a range, or partly in it.
     pub(crate) fn kind_within(&self, range: &Range<u64>) -> Option<BlockKind> {
         lock(&self.book).kind_within(range)
