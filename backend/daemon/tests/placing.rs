@@ -433,7 +433,14 @@ fn placement_beside_another_vm_waits_for_the_report_of_host_access() {
     let small = json!({ "memory_bytes": 16 << 20 });
     assert_eq!(put(&place, "a", &small).status, 201);
     assert_eq!(place.unit(0)["host_memory_access"], Value::Null, "unknown before the report");
-    let refused = put(&place, "b", &small);
+    let refused = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| put(&place, "b", &small));
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let other = place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 64 << 20 })));
+        assert_eq!(other.status, 201);
+        assert!(!waits.is_finished(), "other changes wait for the report");
+        waits.join().expect("an answer")
+    });
     assert_eq!(
         (refused.status, &refused.body["code"]),
         (409, &"placement-unavailable".into()),

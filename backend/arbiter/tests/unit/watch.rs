@@ -6,7 +6,11 @@ use crate::{
 };
 use sluice_kit::wait::eventually;
 use sluice_messages::control::{ArbiterEvent, Figures};
-use std::time::Duration;
+use sluice_protocol::limits::DEATH_MILLISECONDS;
+use std::time::{Duration, Instant};
+
+/// Time for which a death delays growth of other VMs.
+const DELAY: Duration = Duration::from_millis(DEATH_MILLISECONDS);
 
 // Promise: S4
 #[test]
@@ -19,12 +23,15 @@ fn driver_growth_waits_for_the_memory_of_another_vms_dead_worker() {
     let process = victim.process();
     host.listed.lock().unwrap().stuck.insert(process);
     let (same, other) = (host.worker(1), host.worker(2));
+    let killed = Instant::now();
     victim.kill();
     eventually("its end", || host.describe(1).0[2] > 0);
     other.say("begin");
-    assert!(!other.speaks_within(Duration::from_millis(500)), "the dead one's memory may be free already");
+    // A death delays others for a bounded time, which a busy machine may need for this test.
+    let waits = |time| !other.speaks_within(time) || killed.elapsed() >= DELAY;
+    assert!(waits(Duration::from_millis(500)), "the dead one's memory may be free already");
     assert_eq!(same.ask("begin"), "0 0", "its own VM has nothing to fear");
-    assert!(!other.speaks_within(Duration::from_millis(100)));
+    assert!(waits(Duration::from_millis(100)), "the grant to its own VM changes nothing");
     let scrubs = host.log().len();
     host.listed.lock().unwrap().stuck.clear();
     assert_eq!(other.hear(), "0 0");

@@ -6,7 +6,7 @@ use sluice_api::{
     Code, Error,
     v1::{FenceStep, FencedBy},
 };
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{sync::OwnedMutexGuard, task::JoinSet, time::timeout};
 
 use super::{
     Known, Put, Registry,
@@ -26,8 +26,6 @@ use crate::{
 
 /// Time limit for the device of a new VM to listen.
 const START: Duration = Duration::from_secs(15);
-/// Time limit for the reports of units before a placement is refused. Later changes wait behind the caller meanwhile.
-const LOOK: Duration = Duration::from_millis(100);
 
 impl Registry {
     /// Creates a VM or changes it as requested. Returns its name on this host once its device listens.
@@ -53,16 +51,19 @@ impl Registry {
     }
 
     async fn make_vm(&self, caller: &Caller, host_name: &str, wanted: VmObject) -> Result<(), Error> {
-        let turn = self.changing.lock_for(caller).await;
-        let mut wanted = self.permitted(caller, None, wanted)?;
-        self.admit_tenant(caller, &wanted)?;
-        wanted.owner = Some(caller.uid);
         let id = short_name(host_name);
-        // The VM gets its number and its place now, so that other changes do not wait for its unit.
-        wanted.number = self.number_for(id)?;
-        wanted.created = crate::records::journal::now() / 1000;
-        self.admit(host_name, &wanted)?;
-        let held = self.if_there_is_room(|| self.placer.hold(host_name, &wanted)).await?;
+        let decide = || {
+            let mut wanted = self.permitted(caller, None, wanted.clone())?;
+            self.admit_tenant(caller, &wanted)?;
+            wanted.owner = Some(caller.uid);
+            // The VM gets its number and its place now, so that other changes do not wait for its unit.
+            wanted.number = self.number_for(id)?;
+            wanted.created = crate::records::journal::now() / 1000;
+            self.admit(host_name, &wanted)?;
+            let held = self.placer.hold(host_name, &wanted)?;
+            Ok((wanted, held))
+        };
+        let (turn, (wanted, held)) = self.decide(caller, decide).await?;
         let entry = self.audit_log.entry(caller, "vm.create", format!("vms/{host_name}"));
         let number = wanted.number;
         let make = |objects: &mut Objects| {
@@ -111,29 +112,34 @@ impl Registry {
         let Known { id, host_name, object: before, .. } = &known;
         // Before the lock on changes: settling may wait for a unit.
         self.settle(host_name).await?;
-        let turn = self.changing.lock_for(caller).await;
-        let mut wanted = self.permitted(caller, Some(before), wanted)?;
-        (wanted.number, wanted.created, wanted.owner) = (before.number, before.created, before.owner);
-        for (field, same) in [
-            ("organisation", wanted.organisation == before.organisation),
-            ("project", wanted.project == before.project),
-            ("scanouts", wanted.scanouts == before.scanouts),
-            ("direct", wanted.direct == before.direct),
-            ("arena", wanted.fixed_arena == before.fixed_arena),
-            ("placement", wanted.placement == before.placement),
-        ] {
-            if !same {
-                let message =
-                    format!("{field} of VM {id} cannot be changed; delete the VM and create it again");
-                return Err(Error::new(Code::ImmutableField, message));
+        let decide = || {
+            let mut wanted = self.permitted(caller, Some(before), wanted.clone())?;
+            (wanted.number, wanted.created, wanted.owner) = (before.number, before.created, before.owner);
+            for (field, same) in [
+                ("organisation", wanted.organisation == before.organisation),
+                ("project", wanted.project == before.project),
+                ("scanouts", wanted.scanouts == before.scanouts),
+                ("direct", wanted.direct == before.direct),
+                ("arena", wanted.fixed_arena == before.fixed_arena),
+                ("placement", wanted.placement == before.placement),
+            ] {
+                if !same {
+                    let message =
+                        format!("{field} of VM {id} cannot be changed; delete the VM and create it again");
+                    return Err(Error::new(Code::ImmutableField, message));
+                }
             }
-        }
-        self.vm_set.revive(before.number);
-        let vm = self.vm_set.get(before.number).ok_or_else(|| Error::not_found("VM", id))?;
+            self.vm_set.revive(before.number);
+            let vm = self.vm_set.get(before.number).ok_or_else(|| Error::not_found("VM", id))?;
+            if wanted != *before {
+                self.admit(host_name, &wanted)?;
+                large_enough(&wanted, &vm.units())?;
+                self.placer.change(host_name, &wanted)?;
+            }
+            Ok((wanted, vm))
+        };
+        let (turn, (wanted, vm)) = self.decide(caller, decide).await?;
         if wanted != *before {
-            self.admit(host_name, &wanted)?;
-            large_enough(&wanted, &vm.units())?;
-            self.if_there_is_room(|| self.placer.change(host_name, &wanted)).await?;
             // The placer cannot refuse this: the VM had these settings before.
             let undo = || self.placer.change_back(host_name, before);
             let entry = self.audit_log.entry(caller, "vm.update", format!("vms/{host_name}"));
@@ -163,25 +169,33 @@ impl Registry {
         }
     }
 
-    /// Asks the placer for a place. The placer knows the last reports of units. Before it refuses for lack of room, units report
-    /// again, and the first probe of each unit completes.
-    async fn if_there_is_room<T>(&self, place: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
-        match place() {
+    /// Decides on a change with the lock on changes, and returns the lock with the result. The placer knows the last reports of
+    /// units. Before it refuses for lack of room, units report again, and the first probe of each unit completes. Other changes do
+    /// not wait meanwhile, so all is decided anew.
+    async fn decide<T>(
+        &self,
+        caller: &Caller,
+        decide: impl Fn() -> Result<T, Error>,
+    ) -> Result<(OwnedMutexGuard<()>, T), Error> {
+        let turn = self.changing.lock_for(caller).await;
+        match decide() {
             Err(error) if error.code == Code::PlacementUnavailable => {}
-            placed => return placed,
+            decided => return Ok((turn, decided?)),
         }
+        drop(turn);
         let mut asked: JoinSet<_> = JoinSet::new();
         for unit in self.units.iter() {
+            // If a unit does not answer in time, its last report counts.
             asked.spawn_local(async move { _ = unit.describe().await });
         }
-        // If a unit does not answer in time, its last report counts.
-        _ = timeout(LOOK, async { while asked.join_next().await.is_some() {} }).await;
+        while asked.join_next().await.is_some() {}
         // A unit that has just started does not know yet whether VMs, or organisations, may share it.
         for unit in self.units.iter() {
             unit.probed().await;
         }
+        let turn = self.changing.lock_for(caller).await;
         self.placer.look_around();
-        place()
+        Ok((turn, decide()?))
     }
 
     /// Deletes a VM with all its sessions. Succeeds if the VM does not exist.
