@@ -13,7 +13,7 @@ use sluice_tests::direct::{TIMEOUT, descriptors, mappings};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, kill, signal};
 use sluice_tests::programs;
-use sluice_tests::tenants::{Options, Tenants};
+use sluice_tests::tenants::{Options, Tenants, Unit};
 
 const DEVICE_MIB: u64 = 256;
 /// The maximum number of mappings of the same memory: chunks are split and joined all the time.
@@ -180,9 +180,12 @@ impl Chaos {
             // Another arbiter or daemon has to start first.
             self.replaced.push(start.elapsed());
         }
-        let (unit, _) = self.tenants.wait_for_unit(|unit| unit.is_some_and(|unit| unit.dirty == 0))?;
+        // An arbiter that starts before the memory of the last one is free takes it later.
+        let is_whole = |unit: Unit| unit.dirty == 0 && unit.is_whole(self.total);
+        let whole = self.tenants.wait_for_unit(|unit| unit.is_some_and(is_whole));
+        let (unit, _) =
+            whole.with_context(|| format!("not all {} bytes of custody are there", self.total))?;
         let unit = unit.context("a unit")?;
-        ensure!(unit.is_whole(self.total), "of {} bytes of custody there are {unit:?}", self.total);
         ensure!(unit.suspect == 0, "{unit:?}");
         Ok(())
     }
