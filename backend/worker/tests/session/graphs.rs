@@ -371,7 +371,7 @@ fn copy_nodes_move_boxes_of_arrays_until_an_array_ends() {
         array_end(one, [60, 0, 0]),
         array_end(one, [0, 16, 0]),
         array_end(one, [0, 0, 1]),
-        array_end(one, [2, 0, 0]),
+        array_end(one, [58, 0, 0]),
         array_end(one, [u32::MAX; 3]),
     ]
     .into_iter()
