@@ -24,7 +24,7 @@ use sluice_tests::reach::{ATTEMPTS, ATTEMPTS_WITHOUT_ANY_FILTER, Host, INTRUDER_
 use sluice_tests::tenants::{Options, Tenants};
 use tempfile::TempDir;
 
-// Promise: F90
+// Promise: F90, F100
 #[test]
 fn worker_without_filters_reaches_nothing_of_its_host() -> Result<()> {
     let binaries = Binaries::locate()?;
@@ -227,7 +227,7 @@ fn reached_by_role(launcher: &Launcher, roles: &[(&'static str, Intruder)]) -> R
     reached.collect()
 }
 
-// Promise: F93
+// Promise: F93, F100
 #[test]
 fn process_of_each_role_without_filters_reaches_nothing_of_its_host() -> Result<()> {
     let binaries = Binaries::locate()?;

@@ -446,6 +446,7 @@ mod tests {
         );
     }
 
+    // Promise: F99
     #[test]
     fn driver_of_nvidia_names_the_libraries_of_its_version_that_are_missing() {
         let place = tempfile::tempdir().unwrap();

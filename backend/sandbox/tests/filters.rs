@@ -362,7 +362,7 @@ fn device_may_open_no_file_and_start_no_process() {
     assert_eq!(under(device, || map(libc::PROT_READ | libc::PROT_WRITE)), WORKED);
 }
 
-// Promise: F5
+// Promise: F5, F99
 #[test]
 fn worker_may_open_files_only_until_it_is_settled() {
     let (worker, settled) = (stack(Role::Worker(SOFTWARE)), stack(Role::WorkerSettled));
