@@ -80,8 +80,8 @@ const STATE: &str = "SLUICE_SOFTGPU_STATE";
 /// The driver of a worker.
 #[derive(Debug)]
 pub(super) enum DriverFiles {
-    /// NVIDIA's. `manages` is true for the management library, which makes instances.
-    Nvidia { library: PathBuf, manages: bool },
+    /// NVIDIA's, with the libraries that it can load itself. `manages` is true for the management library, which makes instances.
+    Nvidia { library: PathBuf, further: Vec<PathBuf>, manages: bool },
     /// Another library with the same interface: the software GPU, whose devices are the files of a directory.
     Software { library: PathBuf, state: PathBuf },
 }
@@ -101,10 +101,11 @@ impl DriverFiles {
         std::fs::metadata(&library)?;
         // A branch of NVIDIA's driver without a list is refused here, too, with the branches that have one.
         DriverList::of_library(&library).map_err(io::Error::other)?;
-        if sluice_sandbox::nvidia_version(&library).is_some() {
+        let further = sluice_sandbox::further_libraries(&library);
+        if !further.is_empty() {
             let name = library.file_name().unwrap_or_default();
             let manages = name.as_encoded_bytes().starts_with(b"libnvidia-ml.so");
-            return Ok(Self::Nvidia { library, manages });
+            return Ok(Self::Nvidia { library, further, manages });
         }
         // Its own default.
         let user = rustix::process::geteuid().as_raw();
@@ -126,10 +127,8 @@ impl DriverFiles {
     /// The libraries that the driver can load itself and that the host does not have.
     pub(super) fn missing_libraries(&self) -> Vec<PathBuf> {
         match self {
-            Self::Nvidia { library, manages: false } => {
-                let mut all = sluice_sandbox::further_libraries(library);
-                all.retain(|library| !library.exists());
-                all
+            Self::Nvidia { further, manages: false, .. } => {
+                further.iter().filter(|library| !library.exists()).cloned().collect()
             }
             Self::Nvidia { .. } | Self::Software { .. } => Vec::new(),
         }
@@ -228,7 +227,7 @@ impl FileList {
         list.add_present(NODES, Access::Device)?;
         match driver {
             None => {}
-            Some(DriverFiles::Nvidia { library, manages }) => {
+            Some(DriverFiles::Nvidia { library, further, manages }) => {
                 list.add(library, Access::Execute)?;
                 list.add_present(NVIDIA_KERNEL, Access::Read)?;
                 list.add_present(NVIDIA_NODES, Access::Device)?;
@@ -239,7 +238,7 @@ impl FileList {
                     list.add_present([NVIDIA_CAPABILITIES], Access::Device)?;
                 } else {
                     list.let_name_threads();
-                    list.add_present(sluice_sandbox::further_libraries(library), Access::Execute)?;
+                    list.add_present(further, Access::Execute)?;
                     for (file, node) in capabilities_of(state, visible)? {
                         list.replace_present(&file, without_new_nodes)?;
                         list.add_present([node], Access::Device)?;
