@@ -91,40 +91,34 @@ impl Condition {
 }
 
 impl Rule {
+    const fn new(call: libc::c_long, conditions: Vec<Vec<Condition>>, why: &'static str) -> Rule {
+        Rule { call, conditions, why, rare: false }
+    }
+
     /// Matches the call with any arguments.
     #[must_use]
     pub const fn any(call: libc::c_long, why: &'static str) -> Rule {
-        Rule { call, conditions: Vec::new(), why, rare: false }
+        Rule::new(call, Vec::new(), why)
     }
 
     /// Matches the call if argument `argument` is one of these values; its lower 32 bits count.
     #[must_use]
     pub fn one_of(call: libc::c_long, argument: u8, values: &[i32], why: &'static str) -> Rule {
-        Rule {
-            call,
-            conditions: values.iter().map(|value| vec![Condition::is(argument, *value)]).collect(),
-            why,
-            rare: false,
-        }
+        Rule::new(call, values.iter().map(|value| vec![Condition::is(argument, *value)]).collect(), why)
     }
 
     /// Matches the call if argument `argument` is none of these values; its lower 32 bits count.
     #[must_use]
     pub fn none_of(call: libc::c_long, argument: u8, values: &[u32], why: &'static str) -> Rule {
         let condition = |value: &u32| Condition { argument, test: Test::Other(*value) };
-        Rule { call, conditions: vec![values.iter().map(condition).collect()], why, rare: false }
+        Rule::new(call, vec![values.iter().map(condition).collect()], why)
     }
 
     /// Matches the call if these arguments have these values; their lower 32 bits count. With several lists, any of them suffices.
     #[must_use]
     pub fn exactly(call: libc::c_long, lists: &[&[(u8, i32)]], why: &'static str) -> Rule {
         let condition = |&(argument, value): &(u8, i32)| Condition::is(argument, value);
-        Rule {
-            call,
-            conditions: lists.iter().map(|list| list.iter().map(condition).collect()).collect(),
-            why,
-            rare: false,
-        }
+        Rule::new(call, lists.iter().map(|list| list.iter().map(condition).collect()).collect(), why)
     }
 
     /// Matches the call if these arguments have no other bits than these; their lower 32 bits count.
@@ -133,19 +127,19 @@ impl Rule {
         let condition = |&(argument, bits): &(u8, i32)| {
             Condition::bits(argument, LOWER & !u64::from(bits.cast_unsigned()), 0)
         };
-        Rule { call, conditions: vec![arguments.iter().map(condition).collect()], why, rare: false }
+        Rule::new(call, vec![arguments.iter().map(condition).collect()], why)
     }
 
     /// Matches the call if argument `argument` is a null pointer.
     #[must_use]
     pub fn null(call: libc::c_long, argument: u8, why: &'static str) -> Rule {
-        Rule { call, conditions: vec![vec![Condition::null(argument)]], why, rare: false }
+        Rule::new(call, vec![vec![Condition::null(argument)]], why)
     }
 
     /// Matches `prlimit64` of the process itself, without a new limit.
     #[must_use]
     pub fn of_self(call: libc::c_long, why: &'static str) -> Rule {
-        Rule { call, conditions: vec![vec![Condition::is(0, 0), Condition::null(2)]], why, rare: false }
+        Rule::new(call, vec![vec![Condition::is(0, 0), Condition::null(2)]], why)
     }
 
     /// Matches `ioctl` with these requests.
@@ -155,12 +149,7 @@ impl Rule {
         requests: impl Iterator<Item = RequestNumber>,
         why: &'static str,
     ) -> Rule {
-        Rule {
-            call,
-            conditions: requests.map(|number| vec![Condition::request(number)]).collect(),
-            why,
-            rare: false,
-        }
+        Rule::new(call, requests.map(|number| vec![Condition::request(number)]).collect(), why)
     }
 
     /// Matches in one more case: argument `argument` is `value`, and the first argument is none of descriptors 0 to 2.
@@ -176,7 +165,7 @@ impl Rule {
     #[must_use]
     pub fn without(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {
         let mask = u64::from(bits.cast_unsigned());
-        Rule { call, conditions: vec![vec![Condition::bits(argument, mask, 0)]], why, rare: false }
+        Rule::new(call, vec![vec![Condition::bits(argument, mask, 0)]], why)
     }
 
     /// Marks a rule for a call that processes make on rare occasions only; `why` names them. A test requires of all other rules that a process
