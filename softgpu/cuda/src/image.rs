@@ -11,6 +11,8 @@ pub(crate) const IMAGE_LIMIT: u64 = 1 << 30;
 
 /// The first bytes of a fatbin.
 pub(crate) const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
+/// The first bytes of a file of machine code, or of an object.
+pub(crate) const ELF: [u8; 4] = *b"\x7fELF";
 
 /// The reason that an image does not load: the result code, and the text for the log.
 pub(crate) struct LoadRefusal {
@@ -49,7 +51,7 @@ impl From<LoadError> for LoadRefusal {
 
 /// True if the bytes are of no known kind of image.
 pub(crate) fn is_unknown(bytes: &[u8]) -> bool {
-    let is_file = [&FATBIN[..], b"\x7fELF"].iter().any(|magic| bytes.starts_with(magic));
+    let is_file = [FATBIN, ELF].iter().any(|magic| bytes.starts_with(magic));
     !is_file && !image::begins_as_ptx(bytes)
 }
 

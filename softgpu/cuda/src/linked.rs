@@ -3,6 +3,8 @@
 
 use softgpu_engine::SourceUnit;
 
+use crate::image::ELF;
+
 const HEADER: usize = 64;
 const SECTION: usize = 64;
 /// `EM_CUDA`.
@@ -98,7 +100,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 /// The texts in a file; `None` for bytes that are no such file.
 #[must_use]
 pub fn decode(bytes: &[u8]) -> Option<Vec<SourceUnit<'_>>> {
-    if !bytes.starts_with(b"\x7fELF") || bytes.get(7) != Some(&OWN) {
+    if !bytes.starts_with(&ELF) || bytes.get(7) != Some(&OWN) {
         return None;
     }
     let table = usize::try_from(word(bytes, 40)?).ok()?;

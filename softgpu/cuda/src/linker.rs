@@ -16,7 +16,7 @@ use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::handles::{Kind, Registry};
-use crate::image::{FATBIN, LoadRefusal, describe, select_ptx, unknown};
+use crate::image::{ELF, FATBIN, LoadRefusal, describe, select_ptx, unknown};
 use crate::jit::JitOptions;
 use crate::linked::{self, LinkedText};
 use crate::lock::lock;
@@ -46,7 +46,7 @@ impl PendingLink {
             text: format!("error: {name}: {}\n", refusal.text),
             ..refusal
         };
-        if kind == input::OBJECT && !bytes.starts_with(ELF) {
+        if kind == input::OBJECT && !bytes.starts_with(&ELF) {
             self.unread.get_or_insert_with(|| named(unknown()));
             return Ok(());
         }
@@ -89,9 +89,6 @@ impl PendingLink {
     }
 }
 
-/// The first bytes of an object.
-const ELF: &[u8] = b"\x7fELF";
-
 /// The texts of an input.
 fn texts(kind: u32, bytes: &[u8], max_registers: Option<u32>) -> Outcome<Vec<LinkedText>> {
     let no_code =
@@ -105,7 +102,7 @@ fn texts(kind: u32, bytes: &[u8], max_registers: Option<u32>) -> Outcome<Vec<Lin
                 .iter()
                 .map(|unit| LinkedText { text: unit.text.to_vec(), max_registers: unit.max_registers })
                 .collect()),
-            None if bytes.starts_with(ELF) => Err(no_code()),
+            None if bytes.starts_with(&ELF) => Err(no_code()),
             None if kind == input::FATBINARY && bytes.starts_with(&FATBIN) => selected(),
             None => Err(unknown()),
         },
