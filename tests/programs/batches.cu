@@ -96,6 +96,7 @@ int main() {
     row("first box of a batch", device_sum(second, packed.size()), checksum(packed.data(), packed.size()));
     row("second box of a batch", device_sum(second + packed.size(), packed.size()), checksum(packed.data(), packed.size()));
     MUST(cuMemsetD8, second, 0, packed.size());
+    MUST(cuCtxSynchronize);
     if (has_attributes) MUST(cuMemcpy3DWithAttributesAsync, &box, 0, stream);
     else MUST(cuMemcpy3DBatchAsync, 1, &box, 0, stream);
     MUST(cuStreamSynchronize, stream);
@@ -127,6 +128,7 @@ int main() {
     MUST(cuMemcpy3DPeer, &peer);
     row("box from another context", device_sum(second, packed.size()), checksum(packed.data(), packed.size()));
     MUST(cuMemsetD8, second, 0, packed.size());
+    MUST(cuCtxSynchronize);
     MUST(cuMemcpy3DPeerAsync, &peer, stream);
     MUST(cuStreamSynchronize, stream);
     row("box from another context in a stream", device_sum(second, packed.size()), checksum(packed.data(), packed.size()));

@@ -17,6 +17,7 @@ int main(int argc, char **argv) {
         cudaStream_t stream;
         CHECK(cudaMalloc((void **)&never, sizeof(int)));
         CHECK(cudaMemset(never, 0, sizeof(int)));
+        CHECK(cudaDeviceSynchronize());
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         hold<<<1, 1, 0, stream>>>(never);
         CHECK(cudaGetLastError());

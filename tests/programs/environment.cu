@@ -70,6 +70,7 @@ static void hold(CUcontext context, CUstream stream, CUdeviceptr words) {
     MUST(cuEventCreate, &all, CU_EVENT_DISABLE_TIMING);
     MUST(cuIpcGetEventHandle, &handle, shared);
     MUST(cuMemsetD8, words, 0, 64);
+    MUST(cuCtxSynchronize);
     MUST(cuStreamWaitValue32, stream, words, 1, CU_STREAM_WAIT_VALUE_EQ);
     MUST(cuStreamBatchMemOp, stream, 1, &barrier, 0);
     MUST(cuStreamWriteValue32, stream, words + 4, 2, 0);

@@ -137,6 +137,7 @@ static int described() {
     wrong += results[0] != base;
     CHECK(cudaGraphNodeSetEnabled(executable, kernel, 0));
     CHECK(cudaMemset(sums, 0, sizeof *sums));
+    CHECK(cudaDeviceSynchronize());
     CHECK(cudaGraphLaunch(executable, two));
     CHECK(cudaStreamSynchronize(two));
     printf("disabled: %llu\n", results[0]);

@@ -161,6 +161,7 @@ static void copies() {
          CALL(cuMemcpyDtoD, (CUdeviceptr)here, (CUdeviceptr)there, (size_t)64 << 20));
     code("a copy with a context that does not exist",
          CALL(cuMemcpyPeer, (CUdeviceptr)here, contexts[0], (CUdeviceptr)there, nullptr, BYTES));
+    CHECK(cudaDeviceSynchronize());
 
     // One device waits for the other.
     CUevent event;
