@@ -185,34 +185,58 @@ fn contexts_that_take_much_memory_are_charged_and_bound_the_least_quota() -> Res
     tenants.stop()
 }
 
+/// Runs programs natively and through Sluice, both on a driver with a setting, and compares them with a native run without it.
+fn programs_print_the_same(setting: (&str, &str), names: &[&str]) -> Result<()> {
+    let binaries = Binaries::locate()?;
+    let mut options = Options::with_limits(192, &[64]);
+    options.environment = vec![(setting.0.to_owned(), setting.1.to_owned())];
+    let tenants = Tenants::start(&binaries, &options)?;
+    for name in names {
+        let program = programs::program(name)?;
+        let usual = run_native(&binaries, &program, &[], TIMEOUT)?;
+        ensure!(usual.status.success(), "{name}: {}\n{}", usual.status, usual.stderr);
+        let native =
+            run_native_with(&binaries, &program, &[], &[(setting.0, Path::new(setting.1))], TIMEOUT)?;
+        for (way, ran) in [("natively", native), ("remoted", tenants.run(1, &program, &[])?)] {
+            ensure!(
+                ran.status.success() && ran.stdout == usual.stdout,
+                "{name}, {way}: {}\n{}\nwithout the setting\n{}\n{}",
+                ran.status,
+                ran.stdout,
+                usual.stdout,
+                ran.stderr
+            );
+        }
+    }
+    tenants.stop()
+}
+
 // Promise: C1
 #[test]
 fn programs_print_the_same_on_a_driver_with_short_queues() -> Result<()> {
     const PROGRAMS: [&str; 8] =
         ["driver_api", "histogram", "matmul_tiled", "pools", "reduction", "streams", "threads", "vector_add"];
-    let binaries = Binaries::locate()?;
-    let mut options = Options::with_limits(192, &[64]);
     // Far below the number of operations that Sluice itself posts to a stream before it waits.
-    options.environment = vec![("SLUICE_SOFTGPU_QUEUE_DEPTH".to_owned(), "2".to_owned())];
-    let tenants = Tenants::start(&binaries, &options)?;
-    for name in PROGRAMS {
-        let program = programs::program(name)?;
-        let native = run_native(&binaries, &program, &[], TIMEOUT)?;
-        let there = tenants.run(1, &program, &[])?;
-        ensure!(
-            native.status.success() && there.status.success(),
-            "{name}: {}\n{}",
-            there.status,
-            there.stderr
-        );
-        ensure!(
-            there.stdout == native.stdout,
-            "{name}: natively\n{}\nthere\n{}",
-            native.stdout,
-            there.stdout
-        );
-    }
-    tenants.stop()
+    programs_print_the_same(("SLUICE_SOFTGPU_QUEUE_DEPTH", "2"), &PROGRAMS)
+}
+
+/// Two operations that do not wait for each other run in any order then, so a wait that a program or Sluice lacks shows.
+// Promise: C1
+#[test]
+fn programs_print_the_same_when_operations_start_late() -> Result<()> {
+    const PROGRAMS: [&str; 10] = [
+        "batches",
+        "context_events",
+        "graph_memory",
+        "graph_work",
+        "graphs",
+        "green_contexts",
+        "launches",
+        "managed_variables",
+        "pools",
+        "streams",
+    ];
+    programs_print_the_same(("SLUICE_SOFTGPU_START_DELAY", "1000"), &PROGRAMS)
 }
 
 // Promise: S90

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! `SLUICE_SOFTGPU_CONFIG` names a TOML file with `state`, `devices`, `nodes` and, under `[device]`, `model`, `scale`, `threads`,
-//! `fill`, `memory`, `mig`, `mig_uuids`, `ecc`, `context_bytes`, `booking`, `queue_depth`, `late_free`, `time_limit_seconds`,
+//! `fill`, `memory`, `mig`, `mig_uuids`, `ecc`, `context_bytes`, `booking`, `queue_depth`, `start_delay`, `late_free`, `time_limit_seconds`,
 //! `lacks` (a list of abilities that the driver is to lack) and `has` (a list of properties that the device reports without having
 //! them); each is also a variable `SLUICE_SOFTGPU_…`. With `SLUICE_SOFTGPU_LOG=1` the driver explains errors on standard error: the
 //! place of a fault, the reason for a refused image, the name of an unsupported call.

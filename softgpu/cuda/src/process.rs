@@ -81,7 +81,7 @@ pub(crate) fn start(flags: u32) -> Result {
         threads => threads,
     };
     let mut gpus: Vec<&'static VisibleGpu> = Vec::new();
-    schedule::start(config.queue_depth.unwrap_or(u64::MAX));
+    schedule::start(config.queue_depth.unwrap_or(u64::MAX), config.start_delay);
     let mut primaries = Vec::new();
     let mut identities = Vec::new();
     let mut at = WINDOWS.start;

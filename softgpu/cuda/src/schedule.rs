@@ -166,18 +166,20 @@ pub(crate) struct Scheduler {
     start: Instant,
     /// Operations of one queue that are not done, at which a submission waits.
     depth: u64,
+    /// Longest of the random times by which each operation starts late.
+    delay: Duration,
 }
 
 static SCHEDULER: OnceLock<Scheduler> = OnceLock::new();
 
-/// Starts the scheduler, whose queues take `depth` operations before a submission waits.
-pub(crate) fn start(depth: u64) {
-    let _ = SCHEDULER.set(Scheduler::new(depth));
+/// Starts the scheduler, whose queues take `depth` operations before a submission waits, and whose operations start late by up to `delay`.
+pub(crate) fn start(depth: u64, delay: Duration) {
+    let _ = SCHEDULER.set(Scheduler::new(depth, delay));
 }
 
 /// Returns the scheduler. It exists from `cuInit` on, and every context is created after that.
 pub(crate) fn scheduler() -> &'static Scheduler {
-    SCHEDULER.get_or_init(|| Scheduler::new(u64::MAX))
+    SCHEDULER.get_or_init(|| Scheduler::new(u64::MAX, Duration::ZERO))
 }
 
 extern "C" fn watcher(_: *mut c_void) -> *mut c_void {
@@ -191,13 +193,14 @@ extern "C" fn executor(_: *mut c_void) -> *mut c_void {
 }
 
 impl Scheduler {
-    fn new(depth: u64) -> Scheduler {
+    fn new(depth: u64, delay: Duration) -> Scheduler {
         Scheduler {
             state: Mutex::default(),
             work: Condvar::new(),
             watching: Condvar::new(),
             start: Instant::now(),
             depth,
+            delay,
         }
     }
 
@@ -475,6 +478,9 @@ impl Scheduler {
     fn execute_head(&self, mut state: MutexGuard<'_, State>, key: Key) {
         let Some((operation, health)) = state.pop_running(key) else { return };
         drop(state);
+        if !self.delay.is_zero() {
+            std::thread::sleep(self.delay.mul_f64(fastrand::f64()));
+        }
         match operation.work {
             // Its condition is looked at elsewhere, so it is never executed.
             QueuedWork::Marker | QueuedWork::Until(_) => {}
@@ -672,7 +678,7 @@ mod tests {
 
     #[test]
     fn submission_to_a_full_queue_waits_until_its_head_is_done() {
-        let scheduler = Scheduler::new(2);
+        let scheduler = Scheduler::new(2, Duration::ZERO);
         let open = || scheduler.open(Order::NonBlocking, 0, Arc::default());
         let (held, full) = (open(), open());
         // Its first operation comes later.
@@ -691,5 +697,17 @@ mod tests {
             scheduler.submit_and_wait(held, QueuedWork::Task(Box::new(|| Ok(()))));
             assert_eq!(submitted.recv_timeout(Duration::from_secs(60)), Ok(3));
         });
+    }
+
+    #[test]
+    fn operations_start_late_by_half_the_longest_delay_on_average() {
+        let scheduler = Scheduler::new(u64::MAX, Duration::from_millis(2));
+        let queue = scheduler.open(Order::NonBlocking, 0, Arc::default());
+        let start = Instant::now();
+        for _ in 0..64 {
+            scheduler.submit_and_wait(queue, QueuedWork::Task(Box::new(|| Ok(()))));
+        }
+        // The average of the sum is 64 ms, and its standard deviation 5 ms.
+        assert!(start.elapsed() > Duration::from_millis(16));
     }
 }

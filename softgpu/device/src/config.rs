@@ -116,6 +116,8 @@ pub struct Config {
     pub time_limit: Option<Duration>,
     /// Unfinished operations of a stream at which the next one waits; `None` means no limit.
     pub queue_depth: Option<u64>,
+    /// Longest of the random times by which each operation starts late.
+    pub start_delay: Duration,
     /// Time from the end of a process to that at which its memory is free again.
     pub late_free: Duration,
     /// Bytes of the host's memory that a device keeps while no process computes on it; `None` means all that it has.
@@ -183,6 +185,7 @@ struct FileDevice {
     has: Option<Vec<String>>,
     time_limit_seconds: Option<u64>,
     queue_depth: Option<u64>,
+    start_delay: Option<u64>,
     late_free: Option<u64>,
     idle_bytes: Option<toml::Value>,
 }
@@ -274,6 +277,7 @@ impl Config {
         if queue_depth == Some(0) {
             return Err(invalid("queue_depth", "0", "at least 1"));
         }
+        let start_delay = number("start_delay", text("SLUICE_SOFTGPU_START_DELAY"), file.device.start_delay)?;
         let late_free = number("late_free", text("SLUICE_SOFTGPU_LATE_FREE"), file.device.late_free)?;
         let time_limit = number(
             "time_limit_seconds",
@@ -320,6 +324,7 @@ impl Config {
             has,
             time_limit: time_limit.map(Duration::from_secs),
             queue_depth,
+            start_delay: Duration::from_micros(start_delay.unwrap_or(0)),
             late_free: Duration::from_millis(late_free.unwrap_or(0)),
             idle_bytes,
         })

@@ -92,6 +92,13 @@ pub const SETTINGS: &[Setting] = &[
         "Unfinished operations of a stream at which the next call waits.",
     ),
     setting(
+        "SLUICE_SOFTGPU_START_DELAY",
+        "device.start_delay",
+        ["microseconds", "0"],
+        "Longest of the random times by which each operation of a stream starts late, to find programs that rely on an order which they \
+         did not ask for.",
+    ),
+    setting(
         "SLUICE_SOFTGPU_CONTEXT_BYTES",
         "device.context_bytes",
         ["bytes", "that of a real driver, scaled"],
