@@ -14,7 +14,7 @@ use sluice_tests::direct::{self, Backend, TIMEOUT};
 use sluice_tests::host;
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
-use sluice_tests::process::{Finished, signal};
+use sluice_tests::process::{Background, Finished, run, signal};
 use sluice_tests::programs::{self, passed, program};
 
 fn started(driver: Option<&str>) -> Result<Backend> {
@@ -198,7 +198,8 @@ fn memory_of_an_exited_process_is_free_for_the_next_start() -> Result<()> {
     // A shell starts the next one as soon as the last one is reaped; each takes all memory.
     let script = "for i in $(seq $1); do \"$0\" 256 || { echo at start $i; exit 1; }; done";
     let starts = STARTS.to_string();
-    let finished = backend.run(Path::new("/bin/sh"), &["-c", script, &quota, &starts])?;
+    let mut shell = backend.command(Path::new("/bin/sh"), &["-c", script, &quota, &starts]);
+    let finished = run(&mut shell, STARTS * TIMEOUT)?;
     println!("{STARTS} processes that took everything, one after the other: {:?}", finished.elapsed);
     let said = finished.stdout.matches("to the byte: yes").count();
     ensure!(finished.status.success() && said == STARTS as usize, "{}\n{}", finished.stdout, finished.stderr);
@@ -264,8 +265,9 @@ fn thousand_starts_leak_no_descriptors_or_mappings() -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let after = (count(direct::descriptors)?, mapped()?);
-        // A thread's arena or a cache may come and stay; a leak of each start would be there a thousand times.
-        let grown = after.0.iter().zip(&before.0).any(|(after, before)| after > before)
+        // A process that the launcher makes ahead, a thread's arena or a cache may come and stay; a leak of each start would be there a
+        // thousand times.
+        let grown = after.0.iter().zip(&before.0).any(|(after, before)| *after > before + 8)
             || after.1.iter().zip(&before.1).any(|(after, before)| *after > before + 50);
         if !grown {
             break;
@@ -276,6 +278,24 @@ fn thousand_starts_leak_no_descriptors_or_mappings() -> Result<()> {
     backend.stop()
 }
 
+/// Ticks of CPU that each group of processes uses in five seconds at rest: polling and starts take longer on a busy machine, so it
+/// measures until no group uses more than `most`, or until the time limit.
+fn ticks_at_rest<const GROUPS: usize>(groups: [&[u32]; GROUPS], most: u64) -> Result<[u64; GROUPS]> {
+    let ticks = || -> Result<Vec<u64>> {
+        groups.iter().map(|group| group.iter().map(|process| direct::cpu_ticks(*process)).sum()).collect()
+    };
+    let start = Instant::now();
+    loop {
+        let before = ticks()?;
+        std::thread::sleep(Duration::from_secs(5));
+        let after = ticks()?;
+        let used = std::array::from_fn(|group| after[group] - before[group]);
+        if used.iter().all(|used| *used <= most) || start.elapsed() > TIMEOUT {
+            return Ok(used);
+        }
+    }
+}
+
 // Promise: V7
 #[test]
 fn parked_session_uses_no_cpu_and_its_device_little_memory() -> Result<()> {
@@ -283,16 +303,11 @@ fn parked_session_uses_no_cpu_and_its_device_little_memory() -> Result<()> {
     let mut parked = backend.spawn("parked", &program("hold")?, &["1000"])?;
     parked.wait_for_line("holding", TIMEOUT)?;
     let (workers, _) = backend.wait_for_workers(1)?;
-    // All polling ends well within this time.
-    std::thread::sleep(Duration::from_secs(2));
-    let all = [workers[0], backend.device()?, parked.id()];
-    let ticks = || all.iter().map(|process| direct::cpu_ticks(*process)).sum::<Result<u64>>();
-    let before = ticks()?;
-    std::thread::sleep(Duration::from_secs(5));
-    let used = ticks()? - before;
+    let device = backend.device()?;
+    let [used] = ticks_at_rest([&[workers[0], device, parked.id()]], 2)?;
     println!("{used} ticks of CPU in 5 s of a parked session");
     ensure!(used <= 2, "a parked session used {used} ticks (10 ms each) in 5 s");
-    let memory = direct::private_kibibytes(backend.device()?)?;
+    let memory = direct::private_kibibytes(device)?;
     println!("sluice-device: {memory} KiB private resident memory");
     ensure!(memory < 10 << 10, "sluice-device has {memory} KiB of private resident memory");
     backend.stop()
@@ -337,13 +352,8 @@ fn sleeping_threads_of_fifty_processes_use_little_cpu() -> Result<()> {
     for process in &mut processes {
         process.wait_for_line("sleeping", TIMEOUT)?;
     }
-    let device = backend.device()?;
-    std::thread::sleep(Duration::from_secs(1));
-    let of_programs = || processes.iter().map(|process| direct::cpu_ticks(process.id())).sum::<Result<u64>>();
-    let before = (direct::cpu_ticks(device)?, of_programs()?);
-    std::thread::sleep(Duration::from_secs(5));
-    let used = direct::cpu_ticks(device)? - before.0;
-    let by_programs = of_programs()? - before.1;
+    let programs: Vec<u32> = processes.iter().map(Background::id).collect();
+    let [used, by_programs] = ticks_at_rest([&[backend.device()?], &programs], 50)?;
     println!("device: {used}, programs: {by_programs} ticks of CPU in 5 s of 400 sleeping threads");
     ensure!(by_programs <= 50, "sleepers used {by_programs} ticks (10 ms each) in 5 s themselves");
     ensure!(used <= 50, "the device used {used} ticks (10 ms each) in 5 s for sleepers");

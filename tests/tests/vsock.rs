@@ -65,8 +65,8 @@ fn zero_copy_without_shared_memory_is_masked_and_an_access_faults() -> Result<()
 #[test]
 fn killed_program_ends_its_worker() -> Result<()> {
     let backend = streamed()?;
-    let mut neighbour = backend.spawn("neighbour", &program("hold")?, &["5"])?;
-    neighbour.wait_for_line("holding", TIMEOUT)?;
+    let mut neighbour = backend.spawn("neighbour", &program("neighbour")?, &["forever"])?;
+    neighbour.wait_for_line("computing", TIMEOUT)?;
     for (number, arguments) in [&["1000"] as &[&str], &["120", "fork"]].into_iter().enumerate() {
         let hold = program("hold")?;
         let mut doomed = backend.spawn(&format!("doomed-{number}"), &hold, arguments)?;
@@ -80,6 +80,7 @@ fn killed_program_ends_its_worker() -> Result<()> {
             signal(child, Signal::KILL).context("the child sleeps on")?;
         }
     }
+    signal(neighbour.id(), Signal::USR1)?;
     let status = neighbour.wait(TIMEOUT)?.context("the neighbour goes on")?;
     ensure!(status.success(), "{}", neighbour.printed());
     // Their memory is free at once: each of these programs takes all of it.

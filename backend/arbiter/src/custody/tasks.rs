@@ -126,7 +126,8 @@ pub(super) enum Busy {
 
 impl Custody {
     /// True if chunks are on their way from or to the driver.
-    pub(super) fn shifts(&self) -> bool {
+    #[must_use]
+    pub fn shifts(&self) -> bool {
         matches!(self.busy, Some(Busy::Shift | Busy::Move { .. }))
     }
 
