@@ -14,8 +14,8 @@ use tempfile::TempDir;
 
 /// The place of software GPUs.
 const SHARED: &str = "/dev/shm";
-/// Time for processes that were just ended.
-const GRACE: Duration = Duration::from_secs(5);
+/// Time for processes that were just ended, on a busy machine.
+pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
 /// The run's temporary folder, and the watch over everything else that its tests could leave.
 pub(crate) struct Leftovers {

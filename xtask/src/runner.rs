@@ -229,7 +229,7 @@ fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &Test, temporary: &Path) 
 /// Ends every process that inherited the marker. After a test that ended by itself these processes first get a moment, because
 /// a process and the children that it has just killed do not end at the same instant.
 fn end_leftovers(marker: &str, grace: bool) -> Vec<String> {
-    let deadline = Instant::now() + if grace { Duration::from_secs(3) } else { Duration::ZERO };
+    let deadline = Instant::now() + if grace { leftovers::GRACE } else { Duration::ZERO };
     let mut left = process::with_environment(marker);
     while !left.is_empty() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(20));

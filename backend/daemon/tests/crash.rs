@@ -9,7 +9,10 @@ use crate::common::{Daemon, DaemonBuilder, Place, pid_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_api::http;
-use sluice_kit::processes::{is_alive, signal, wait_gone, watch};
+use sluice_kit::{
+    processes::{is_alive, signal, wait_gone, watch},
+    wait::eventually,
+};
 
 /// The state that a client expects: VMs by name, with their limits, and true for a drained VM.
 type Model = BTreeMap<String, (u64, bool)>;
@@ -76,12 +79,15 @@ fn place_with_vm() -> Place {
 /// Ends a daemon by SIGTERM, and then all processes that it has left running.
 fn end(place: &Place, daemon: Daemon) {
     daemon.end();
-    for pid in place.processes() {
-        if let Some(process) = watch(pid) {
+    // A launcher that has not ended yet may still start a process.
+    eventually("all processes are gone", || {
+        let left = place.processes();
+        for process in left.iter().filter_map(|pid| watch(*pid)) {
             signal(&process, Signal::KILL);
             wait_gone(&process);
         }
-    }
+        left.is_empty()
+    });
 }
 
 fn found(place: &Place) -> Model {

@@ -10,12 +10,11 @@ use std::{
 };
 
 use crate::common::{
-    Cgroup, Place, cgroup_directory, children, descriptors, has_users, launcher, make_for_all_users,
-    make_program, pid_of,
+    Cgroup, Place, cgroup_directory, children, descriptors, has_users, launcher, make_for_all_users, pid_of,
 };
 use rustix::{io::Errno, process::Signal};
 use sluice_kit::{
-    processes::{is_alive, signal, wait_gone, watch},
+    processes::{is_alive, make_script, signal, wait_gone, watch},
     wait::until,
 };
 use sluice_messages::{
@@ -655,10 +654,8 @@ fn cgroup_ends_processes_that_a_worker_has_forked() {
         fifo.display(),
         sleeper.display()
     );
-    let text = place.directory.path().join("script");
-    std::fs::write(&text, script).expect("written");
-    std::fs::set_permissions(&text, std::fs::Permissions::from_mode(0o755)).expect("executable");
-    make_program(&text, &worker);
+    std::fs::remove_file(&worker).expect("a stand-in");
+    make_script(&worker, &script);
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).expect("a fifo");
 
     let launcher = Launcher::start(&place, false, &["--cgroup", directory.0.to_str().expect("UTF-8")]);

@@ -7,11 +7,11 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use crate::common::{Daemon, Place, Reply, SHARING, has_users, make_program, parse};
+use crate::common::{Daemon, Place, Reply, SHARING, has_users, parse};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_kit::{
-    processes::{signal, watch},
+    processes::{make_program, signal, watch},
     wait::until,
 };
 

@@ -3,7 +3,7 @@
 //! All VMs are on the first GPU. Requests go through the management API, as an operator's. The daemon ends in order when the step
 //! ends, because it watches the step's end of a socket.
 
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
@@ -21,6 +21,8 @@ use crate::step::Step;
 use crate::stop::{Answer, Stop};
 use crate::worker::Peer;
 
+/// The line of a `sluiced` that is ready.
+const READY: &[u8; 6] = b"ready\n";
 /// Pause between two looks at the API.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -160,11 +162,14 @@ impl Host {
     fn wait_ready(&mut self) -> Answer {
         let Some(lifeline) = &mut self.lifeline else { return Ok(()) };
         lifeline.set_read_timeout(Some(PATIENCE))?;
-        let mut line = [0; 64];
-        let length = lifeline.read(&mut line)?;
-        match line.get(..length) {
-            Some(b"ready\n") => Ok(()),
-            _ => Err(Stop::failed("sluiced ended before it was ready; its log has the reason")),
+        let mut line = [0; READY.len()];
+        match lifeline.read_exact(&mut line) {
+            Ok(()) if line == *READY => Ok(()),
+            Ok(()) => Err(Stop::failed(format!("sluiced is not ready: {line:?}"))),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(Stop::failed("sluiced ended before it was ready; its log has the reason"))
+            }
+            Err(error) => Err(error.into()),
         }
     }
 

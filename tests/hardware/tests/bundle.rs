@@ -8,6 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
+use sluice_kit::processes::make_program;
 use sluice_tests::paths::{Binaries, HOST_PROGRAMS};
 use sluice_tests::programs;
 use tempfile::TempDir;
@@ -33,7 +34,8 @@ impl Bundle {
         for name in ["bin", "programs"] {
             fs::create_dir(folder.path().join(name))?;
         }
-        fs::copy(env!("CARGO_BIN_EXE_sluice-hardware"), folder.path().join("sluice-hardware"))?;
+        let own = Path::new(env!("CARGO_BIN_EXE_sluice-hardware"));
+        make_program(own, &folder.path().join("sluice-hardware"));
         let libraries = ["libsluice_guest.so", "libsluice_guest_nvml.so", "libsluice_tracer.so"];
         for name in HOST_PROGRAMS.into_iter().chain(libraries) {
             symlink(binaries.get(name)?, folder.path().join("bin").join(name))?;

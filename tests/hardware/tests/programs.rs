@@ -1,12 +1,12 @@
 //! The phase `programs` with a bundle of scripts, in which the second argument of `sluice run` tells the sides apart.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use sluice_kit::processes::{make_program, make_script};
 use sluice_kit::wait::eventually;
 use tempfile::TempDir;
 
@@ -35,11 +35,11 @@ impl FakeBundle {
         for name in ["bin", "programs", "tmp"] {
             fs::create_dir(folder.path().join(name)).expect("a folder");
         }
-        fs::copy(env!("CARGO_BIN_EXE_sluice-hardware"), folder.path().join("sluice-hardware"))
-            .expect("a copy");
-        script(&folder.path().join("bin/sluice"), sluice);
+        let own = Path::new(env!("CARGO_BIN_EXE_sluice-hardware"));
+        make_program(own, &folder.path().join("sluice-hardware"));
+        make_script(&folder.path().join("bin/sluice"), sluice);
         for (name, text) in programs {
-            script(&folder.path().join("programs").join(name), &format!("#!/bin/sh\n{text}"));
+            make_script(&folder.path().join("programs").join(name), &format!("#!/bin/sh\n{text}"));
         }
         FakeBundle { folder }
     }
@@ -76,11 +76,6 @@ impl FakeBundle {
     fn temporary_files(&self) -> usize {
         fs::read_dir(self.folder.path().join("tmp")).expect("a folder").count()
     }
-}
-
-fn script(path: &Path, text: &str) {
-    fs::write(path, text).expect("a script");
-    fs::set_permissions(path, Permissions::from_mode(0o755)).expect("a mode");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -65,6 +65,20 @@ pub fn end_supervised(mut lifeline: UnixStream, limit: Duration) -> io::Result<(
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Copies a program. A separate process writes the copy: a child that another test starts meanwhile would inherit a descriptor
+/// open for writing, and a file that is open for writing cannot be executed.
+pub fn make_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("--remove-destination").args([from, to]).status().expect("cp");
+    assert!(copied.success(), "{copied}");
+}
+
+/// Writes a script that can be executed, by a separate process as [`make_program`].
+pub fn make_script(path: &Path, text: &str) {
+    let write = r#"printf %s "$1" > "$0" && chmod 755 "$0""#;
+    let written = Command::new("sh").args(["-c", write]).arg(path).arg(text).status().expect("a shell");
+    assert!(written.success(), "{written}");
 }
 
 /// A process that ends with its test: drop kills it.

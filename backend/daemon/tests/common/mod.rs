@@ -16,7 +16,7 @@ use sluice_api::{
     v1::{Placement, VmRequest},
 };
 use sluice_kit::{
-    processes::{Started, wait_gone, watch},
+    processes::{Started, make_program, wait_gone, watch},
     wait::{TIMEOUT, until},
 };
 use tempfile::TempDir;
@@ -285,13 +285,6 @@ impl Front {
 
 pub(crate) fn pid_of(value: &serde_json::Value) -> u32 {
     value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid")
-}
-
-/// Copies a program. A separate process writes the copy: a child that another test starts meanwhile would inherit a descriptor
-/// open for writing, and a file that is open for writing cannot be executed.
-pub(crate) fn make_program(from: &Path, to: &Path) {
-    let copied = Command::new("cp").arg("--remove-destination").args([from, to]).status().expect("cp");
-    assert!(copied.success(), "{copied}");
 }
 
 /// Makes a stand-in a program that every user can execute.

@@ -491,6 +491,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::arithmetic_side_effects, reason = "a test")]
     use super::*;
     use crate::link::Arrival;
+    use sluice_kit::wait::eventually;
     use sluice_protocol::{
         calls::wire,
         field::{ArenaOut, DeviceAddress},
@@ -550,16 +551,19 @@ mod tests {
         let mut next = ConnectionMemory::new(&budget).unwrap();
         assert_eq!(next.take(bytes), None, "its worker may still have it");
         drop(end);
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while next.take(bytes).is_none() {
-            assert!(Instant::now() < deadline, "it is never given back");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("it is given back", || next.take(bytes).is_some());
     }
 
     // Promise: V23
     #[test]
     fn queued_frames_are_taken_as_soon_as_earlier_results_complete() {
+        // Other load of the machine delays some of them. A connection that waited would wait each time.
+        let bound = Duration::from_millis(limits::WAITER_MILLISECONDS / 2);
+        assert!((0..20).any(|_| time_of_queued_frames() < bound), "they wait");
+    }
+
+    /// Time in which a connection takes the frames that are queued when earlier results complete.
+    fn time_of_queued_frames() -> Duration {
         const BATCH: u64 = 128;
         const LIMIT: u64 = limits::STREAM_RESULTS as u64;
         let link = Arc::new(Link::new(true).unwrap());
@@ -585,11 +589,11 @@ mod tests {
         session::set_completed(&words, 1, LIMIT);
         let since = Instant::now();
         let server = std::thread::spawn(move || connection.serve().map_err(|end| end.to_string()));
-        while words.load_u64(session::RING_TAIL, Ordering::Acquire) < (LIMIT + BATCH) * record {
-            assert!(since.elapsed() < Duration::from_millis(limits::WAITER_MILLISECONDS / 2), "they wait");
-            std::thread::sleep(Duration::from_micros(100));
-        }
+        let tail = || words.load_u64(session::RING_TAIL, Ordering::Acquire);
+        eventually("the frames are taken", || tail() >= (LIMIT + BATCH) * record);
+        let took = since.elapsed();
         drop(guest);
         assert_eq!(server.join().unwrap(), Ok(()));
+        took
     }
 }

@@ -302,9 +302,12 @@ fn sleeping_worker_uses_no_cpu_time() {
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     };
     eventually("sleep", || guest.words().load_u32(session::WORKER_PARKED, Ordering::Acquire) == 1);
-    let before = ticks(&guest);
-    std::thread::sleep(Duration::from_secs(1));
-    assert!(ticks(&guest) - before <= 1, "an idle worker uses no CPU time");
+    // Other threads than the one that sleeps may still be starting.
+    eventually("a second without CPU time", || {
+        let before = ticks(&guest);
+        std::thread::sleep(Duration::from_secs(1));
+        ticks(&guest) - before <= 1
+    });
 }
 
 #[test]
