@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
+use sluice_protocol::limits;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
 use sluice_tests::host::{run_native, run_native_with};
@@ -190,12 +191,22 @@ fn contexts_that_take_much_memory_are_charged_and_bound_the_least_quota() -> Res
 fn programs_print_the_same_on_a_driver_with_short_queues() -> Result<()> {
     const PROGRAMS: [&str; 8] =
         ["driver_api", "histogram", "matmul_tiled", "pools", "reduction", "streams", "threads", "vector_add"];
+    // Far below the number of operations that Sluice itself posts to a stream before it waits.
+    print_the_same_with_queues_of("2", &PROGRAMS)
+}
+
+// Promise: C138
+#[test]
+fn held_stream_delays_no_other_where_queues_are_as_short_as_those_of_hardware() -> Result<()> {
+    print_the_same_with_queues_of(&limits::DRIVER_QUEUE.to_string(), &["held"])
+}
+
+fn print_the_same_with_queues_of(depth: &str, programs: &[&str]) -> Result<()> {
     let binaries = Binaries::locate()?;
     let mut options = Options::with_limits(192, &[64]);
-    // Far below the number of operations that Sluice itself posts to a stream before it waits.
-    options.environment = vec![("SLUICE_SOFTGPU_QUEUE_DEPTH".to_owned(), "2".to_owned())];
+    options.environment = vec![("SLUICE_SOFTGPU_QUEUE_DEPTH".to_owned(), depth.to_owned())];
     let tenants = Tenants::start(&binaries, &options)?;
-    for name in PROGRAMS {
+    for name in programs {
         let program = programs::program(name)?;
         let native = run_native(&binaries, &program, &[], TIMEOUT)?;
         let there = tenants.run(1, &program, &[])?;
