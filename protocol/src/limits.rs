@@ -231,6 +231,9 @@ pub const REPORTED_BYTES_PER_MILLISECOND: u64 = 1 << 34;
 pub const WITHOUT_PERMIT: u64 = 64;
 /// The vsock port on which a guest whose memory is not shared finds the host: "sl" in ASCII.
 pub const STREAM_PORT: u32 = 0x736c;
+/// Bytes that one side of a stream may send before the other has read any of them. The defaults, 64 and 256 KiB, make large copies wait
+/// for each other.
+pub const STREAM_AHEAD_BYTES: u64 = 1 << 20;
 /// Bytes of arena memory in one frame of a stream.
 pub const STREAM_BULK_BYTES: usize = 256 << 10;
 /// Streams of one device at once; each is a guest process.
