@@ -74,11 +74,6 @@ pub(crate) mod descriptor {
         Some(unsafe { BorrowedFd::borrow_raw(number) })
     }
 
-    /// True if a number is that of an open file.
-    pub(crate) fn is_open(number: u64) -> bool {
-        of(number).is_some_and(|file| rustix::io::fcntl_getfd(file).is_ok())
-    }
-
     /// Reads the first bytes of a file by its number.
     pub(crate) fn read<const N: usize>(number: u64) -> Result<[u8; N]> {
         let mut bytes = [0; N];

@@ -72,8 +72,11 @@ pub const RESOURCE_DESCRIPTORS: usize = 1024;
 pub const MODULES: u32 = 1 << 14;
 /// Functions and kernels of one session.
 pub const FUNCTIONS: u32 = 1 << 18;
-/// Work posted to one stream and not yet complete; below the depth at which drivers block the caller.
-pub const STREAM_CREDITS: u64 = 512;
+/// Operations that a driver takes for one stream before it makes the caller wait: an H100's took 1,021.
+pub const DRIVER_QUEUE: u64 = 1_000;
+/// Pieces of work posted to one stream and not yet complete. A piece is an operation of the driver, and its marker another: together they
+/// fit [`DRIVER_QUEUE`], so that no stream makes the worker wait.
+pub const STREAM_CREDITS: u64 = 480;
 /// Host functions of one session that were posted and have not returned. The guest keeps one place free, because the worker counts
 /// a function as returned only after the guest does.
 pub const HOST_FUNCTIONS: u32 = 1 << 16;
@@ -228,6 +231,9 @@ pub const REPORTED_BYTES_PER_MILLISECOND: u64 = 1 << 34;
 pub const WITHOUT_PERMIT: u64 = 64;
 /// The vsock port on which a guest whose memory is not shared finds the host: "sl" in ASCII.
 pub const STREAM_PORT: u32 = 0x736c;
+/// Bytes that one side of a stream may send before the other has read any of them. The defaults, 64 and 256 KiB, make large copies wait
+/// for each other.
+pub const STREAM_AHEAD_BYTES: u64 = 1 << 20;
 /// Bytes of arena memory in one frame of a stream.
 pub const STREAM_BULK_BYTES: usize = 256 << 10;
 /// Streams of one device at once; each is a guest process.

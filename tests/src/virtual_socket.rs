@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sluice_protocol::limits::STREAM_AHEAD_BYTES;
 
 use crate::paths;
 use crate::process::{Background, output_of};
@@ -51,8 +52,8 @@ pub fn program() -> Result<PathBuf> {
 /// # Errors
 /// When it does not start.
 pub fn start(program: &Path, uds: &Path, socket: &Path, log: &Path) -> Result<Background> {
-    let vm =
-        format!("guest-cid=3,uds-path={},socket={},tx-buffer-size=1048576", uds.display(), socket.display());
+    let (uds, socket_path) = (uds.display(), socket.display());
+    let vm = format!("guest-cid=3,uds-path={uds},socket={socket_path},tx-buffer-size={STREAM_AHEAD_BYTES}");
     let mut device = Background::start(PACKAGE, Command::new(program).args(["--vm", &vm]), log)?;
     let deadline = std::time::Instant::now() + START;
     while !socket.exists() {

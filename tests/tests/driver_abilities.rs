@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
+use sluice_protocol::limits;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
 use sluice_tests::host::{run_native, run_native_with};
@@ -218,6 +219,13 @@ fn programs_print_the_same_on_a_driver_with_short_queues() -> Result<()> {
         ["driver_api", "histogram", "matmul_tiled", "pools", "reduction", "streams", "threads", "vector_add"];
     // Far below the number of operations that Sluice itself posts to a stream before it waits.
     programs_print_the_same(("SLUICE_SOFTGPU_QUEUE_DEPTH", "2"), &PROGRAMS)
+}
+
+// Promise: C138
+#[test]
+fn held_stream_delays_no_other_where_queues_are_as_short_as_those_of_hardware() -> Result<()> {
+    let depth = limits::DRIVER_QUEUE.to_string();
+    programs_print_the_same(("SLUICE_SOFTGPU_QUEUE_DEPTH", &depth), &["held"])
 }
 
 /// Two operations that do not wait for each other run in any order then, so a wait that a program or Sluice lacks shows.

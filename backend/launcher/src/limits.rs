@@ -84,3 +84,51 @@ fn lower(resource: Resource, limit: u64) -> io::Result<()> {
     let hard = rustix::process::getrlimit(resource).maximum.map_or(limit, |hard| hard.min(limit));
     Ok(rustix::process::setrlimit(resource, Rlimit { current: Some(hard), maximum: Some(hard) })?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        ProgramKind::{Arbiter, Device, Inventory, Worker},
+        *,
+    };
+
+    const PAGE: &str = include_str!("../../../docs/threat-model.md");
+
+    /// A limit as the page shows it.
+    fn shown(limit: u64) -> String {
+        match limit {
+            AS_INHERITED => "–".to_owned(),
+            limit if limit >= 1 << 30 && limit.is_multiple_of(1 << 30) => format!("{} GiB", limit >> 30),
+            limit if limit >= 1 << 20 && limit.is_multiple_of(1 << 20) => format!("{} MiB", limit >> 20),
+            limit if limit >= 10_000 => format!("{},{:03}", limit / 1000, limit % 1000),
+            limit => limit.to_string(),
+        }
+    }
+
+    /// The four cells of the page's row with this limit.
+    fn cells(name: &str) -> [&'static str; 4] {
+        let is_named = |row: &&str| row.split('|').nth(1).is_some_and(|first| first.contains(name));
+        let table = PAGE.lines().filter(|line| line.starts_with("| ") && line.matches('|').count() == 7);
+        let mut rows = table.filter(is_named);
+        let row = rows.next().unwrap_or_else(|| panic!("no row has {name}"));
+        assert_eq!(rows.next(), None, "{name} has one row");
+        let cells: Vec<&str> = row.split('|').skip(2).map(str::trim).collect();
+        cells[..4].try_into().expect("a cell for each process")
+    }
+
+    // Promise: F100
+    #[test]
+    fn table_of_the_threat_model_has_the_limits_that_are_set() {
+        for (resource, limits) in TABLE {
+            let name = format!("{resource:?}").to_uppercase();
+            assert_eq!(cells(&name).map(str::to_owned), limits.map(shown), "{name}");
+        }
+        let threads =
+            [Device, Worker, Arbiter, Inventory].map(|kind| ResourceLimits::new(kind, None, 7).threads);
+        let threads =
+            threads.map(|threads| if threads == 7 { "`worker-tasks`".to_owned() } else { shown(threads) });
+        assert_eq!(cells("NPROC").map(str::to_owned), threads);
+        let data = PAGE.lines().find(|line| line.contains("`DATA`")).expect("a row");
+        assert!(data.contains(&format!("and {} that may stay untouched", shown(UNTOUCHED))), "{data}");
+    }
+}

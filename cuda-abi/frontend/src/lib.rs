@@ -43,4 +43,4 @@ pub mod tables;
 pub mod trace;
 
 pub use entry::{ErrorCode, enter, given};
-pub use pointers::{In, Out, Text};
+pub use pointers::{In, Out, Text, is_open_descriptor};

@@ -314,6 +314,13 @@ impl<'a, E: ErrorCode> Text<'a, E> {
     }
 }
 
+/// True if the number that a program passes in place of a pointer is that of an open file.
+#[must_use]
+pub fn is_open_descriptor(number: u64) -> bool {
+    // SAFETY: the call only asks for the flags of a descriptor, which may be none.
+    i32::try_from(number).is_ok_and(|number| unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -398,5 +405,11 @@ pub(crate) mod tests {
         assert_eq!(input(&room).text().get_within(2), Err(Error::NoRoom));
         out(&mut room).set_text_cut("wxyz", 3).unwrap();
         assert_eq!(input(&room).text().get(), Ok(&b"wx"[..]));
+    }
+
+    #[test]
+    fn number_of_no_open_file_is_no_descriptor() {
+        assert!(!is_open_descriptor(0x7fff_ffff), "no file has it");
+        assert!(!is_open_descriptor(0xffff_ffff) && !is_open_descriptor(1 << 32), "no file can have it");
     }
 }

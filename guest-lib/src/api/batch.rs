@@ -144,9 +144,7 @@ fn box_batch(
     stream: u64,
 ) -> Result {
     let read = || batch::boxes(copies.cast(), count, flags, Error::INVALID_VALUE);
-    // NVIDIA's driver names no copy of a batch of boxes, also if one is the reason.
-    let name = |_| batch::WHOLE_BATCH;
-    run(call, stream, (failed, name), read, |one| one.access, boxed)
+    run(call, stream, (failed, batch::name_of_box), read, |one| one.access, boxed)
 }
 
 pub(crate) fn cuMemcpy3DBatchAsync(

@@ -20,6 +20,7 @@ use crate::{
     },
 };
 use core::ffi::{c_int, c_uint, c_void};
+use sluice_cuda_frontend::is_open_descriptor;
 use sluice_protocol::{
     calls::wire,
     field::{AccessFlags, Ordinal},
@@ -152,7 +153,7 @@ pub(crate) fn cuMemPoolImportFromShareableHandle(
     }
     // The pointer parameter holds the descriptor itself.
     let number = handle.address() & 0xffff_ffff;
-    if !descriptor::is_open(number) {
+    if !is_open_descriptor(number) {
         return Err(Error::UNKNOWN);
     }
     let bytes = descriptor::read::<64>(number)?;

@@ -54,8 +54,6 @@ const CONNECT_TIMEOUT: libc::c_int = 6;
 /// SO_VM_SOCKETS_BUFFER_SIZE and SO_VM_SOCKETS_BUFFER_MAX_SIZE.
 const BUFFER_SIZE: libc::c_int = 0;
 const BUFFER_MOST: libc::c_int = 2;
-/// Bytes that the host may send before this side has read any of them. The kernel's default is 256 KiB.
-const HOST_AHEAD: u64 = 1 << 20;
 /// The longest wait for the first frame of the host.
 const TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Bytes that one write passes to a virtual socket, and of records that are held at most. A kernel may split a packet of more than
@@ -127,8 +125,8 @@ impl Vsock {
             Err(_) => return Err(TransportError::NoDevice),
         };
         set_option(&socket, CONNECT_TIMEOUT, &libc::timeval { tv_sec: REACHED, tv_usec: 0 });
-        set_option(&socket, BUFFER_MOST, &HOST_AHEAD);
-        set_option(&socket, BUFFER_SIZE, &HOST_AHEAD);
+        set_option(&socket, BUFFER_MOST, &limits::STREAM_AHEAD_BYTES);
+        set_option(&socket, BUFFER_SIZE, &limits::STREAM_AHEAD_BYTES);
         // SAFETY: all zeroes is a value of this structure.
         let mut address: libc::sockaddr_vm = unsafe { core::mem::zeroed() };
         #[expect(clippy::cast_possible_truncation, reason = "small constants")]

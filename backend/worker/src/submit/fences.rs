@@ -42,6 +42,8 @@ impl Marker {
 const WORDS_EACH: usize = 6;
 /// One marker for each credit, and some for the markers before work that waits for another stream.
 const LENGTH: u64 = limits::STREAM_CREDITS + 8;
+const _: () =
+    assert!(limits::STREAM_CREDITS + LENGTH <= limits::DRIVER_QUEUE, "a stream fits the driver's queue");
 
 /// A single-producer single-consumer queue of markers.
 #[derive(Debug)]

@@ -81,9 +81,7 @@ fn box_batch(
     failed: Out<usize>,
 ) -> Result {
     let read = || batch::boxes(copies, count, flags, Error::INVALID_VALUE);
-    // NVIDIA's driver names no copy of a batch of boxes, also if one is the reason.
-    let name = |_| batch::WHOLE_BATCH;
-    run(stream, (failed, name), read, |one| one.access, boxed)
+    run(stream, (failed, batch::name_of_box), read, |one| one.access, boxed)
 }
 
 twins! {

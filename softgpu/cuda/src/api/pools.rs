@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use sluice_cuda_frontend::is_open_descriptor;
+
 use super::virtual_memory::{Access, MemLocation, ON_DEVICE, PINNED};
 use crate::context::current_core;
 use crate::error::{Error, Result};
@@ -246,7 +248,7 @@ calls! {
         }
         // The declared pointer is the descriptor number itself.
         let number = handle & 0xffff_ffff;
-        if !descriptor::is_open(number) {
+        if !is_open_descriptor(number) {
             return Err(Error::UNKNOWN);
         }
         let bytes = descriptor::read(number)?;

@@ -22,12 +22,6 @@ pub(crate) fn of(name: &[u8; 64]) -> Result<i32> {
     Ok(file.into_raw_fd())
 }
 
-/// True if a number is that of an open file.
-pub(crate) fn is_open(number: u64) -> bool {
-    // SAFETY: the call only asks for the flags of a descriptor.
-    i32::try_from(number).is_ok_and(|number| unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0)
-}
-
 /// The name in the file of a program's descriptor.
 pub(crate) fn read(number: u64) -> Result<[u8; 64]> {
     let number = i32::try_from(number).map_err(|_| Error::INVALID_VALUE)?;

@@ -17,7 +17,7 @@ use sluice_api::{
         Vms, Vsock,
     },
 };
-use sluice_protocol::limits;
+use sluice_protocol::limits::{self, STREAM_AHEAD_BYTES};
 use tokio::time::timeout;
 
 use super::{status, units};
@@ -301,10 +301,6 @@ fn connect(object: &VmObject, served: &vm::Vm) -> Connect {
     Connect { socket, qemu, cloud_hypervisor, vsock: vsock(served) }
 }
 
-/// Bytes that `vhost-device-vsock` takes from the guest before the device has read any of them, for each connection. Its default of
-/// 64 KiB makes large copies wait for each other.
-const VSOCK_BUFFER_BYTES: u32 = 1 << 20;
-
 /// The address of a guest, the first valid one. Each VM has its own virtual socket device, so all may have the same.
 const GUEST_CID: u32 = 3;
 
@@ -318,7 +314,7 @@ fn vsock(served: &vm::Vm) -> Vsock {
         vhost_device_vsock: vec![
             "--vm".to_owned(),
             format!(
-                "guest-cid={GUEST_CID},uds-path={vmm},socket={device},tx-buffer-size={VSOCK_BUFFER_BYTES}"
+                "guest-cid={GUEST_CID},uds-path={vmm},socket={device},tx-buffer-size={STREAM_AHEAD_BYTES}"
             ),
         ],
         qemu: vec![
