@@ -71,6 +71,7 @@ int main() {
     std::vector<float> values(COUNT);
     for (unsigned i = 0; i < COUNT; i++) values[i] = i;
     MUST(cuMemcpyHtoD, data, values.data(), COUNT * 4);
+    MUST(cuCtxSynchronize);
 
     // Events that a launch records.
     CUevent event;

@@ -30,6 +30,7 @@ static int *filled(int device, int value, size_t bytes = BYTES) {
     CHECK(cudaMalloc(&memory, bytes));
     std::vector<int> values(COUNT, value);
     CHECK(cudaMemcpy(memory, values.data(), BYTES, cudaMemcpyHostToDevice));
+    CHECK(cudaDeviceSynchronize());
     return memory;
 }
 
