@@ -126,8 +126,7 @@ pub(super) enum Busy {
 
 impl Custody {
     /// True if chunks are on their way from or to the driver.
-    #[must_use]
-    pub fn shifts(&self) -> bool {
+    pub(super) fn shifts(&self) -> bool {
         matches!(self.busy, Some(Busy::Shift | Busy::Move { .. }))
     }
 

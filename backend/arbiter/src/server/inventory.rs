@@ -143,9 +143,9 @@ impl Server {
 
     /// Passes the figures of a look to the present probe.
     fn continue_booking_probe(&mut self, list: &[ListedProcess], own: u32) {
-        // A chunk that was made or released since the last look may be in the list or not.
-        let shifted = core::mem::replace(&mut self.shifted, self.custody.shifts());
-        let chunks = (!shifted && !self.shifted).then(|| self.custody.ledger().totals().0);
+        // Chunks made since the last look may be newer than the list.
+        let (capacity, _) = self.custody.ledger().totals();
+        let chunks = core::mem::replace(&mut self.chunks_then, capacity).min(capacity);
         if self.figures == Figures::Used {
             let absent = !list.is_empty() && list.iter().all(|listed| listed.bytes.is_none());
             self.absent = if absent { self.absent.saturating_add(1) } else { 0 };

@@ -205,8 +205,8 @@ struct Server {
     /// The probe that finds out about the figures, and the number of probes so far.
     booking_probe: Option<BookingProbe>,
     booking_probes: u64,
-    /// True if chunks were made or released since the last look at all processes.
-    shifted: bool,
+    /// Bytes of all chunks at the last look at all processes.
+    chunks_then: u64,
     /// True once the unit's memory is taken.
     taken: bool,
     /// The bytes that can be lent, as last reported to `sluiced`.
@@ -293,7 +293,7 @@ impl Server {
             absent: 0,
             booking_probe: None,
             booking_probes: 0,
-            shifted: false,
+            chunks_then: 0,
             taken: false,
             announced: None,
         })
@@ -364,7 +364,6 @@ impl Server {
                 self.end_booking_probe("the probe takes too long");
             }
         }
-        self.shifted |= self.custody.shifts();
         if let Some(inventory) = &mut self.inventory {
             if self.custody.takes_look_wish() {
                 inventory.request_look();
