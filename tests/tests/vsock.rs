@@ -156,7 +156,8 @@ fn host_of_another_call_version_gives_a_driver_mismatch() -> Result<()> {
 fn hostile_streams_are_closed_and_harm_no_neighbour() -> Result<()> {
     let backend = streamed()?;
     let device = backend.device()?;
-    let mut neighbour = backend.spawn("neighbour", &program("sleepers")?, &[])?;
+    let mut neighbour = backend.spawn("neighbour", &program("neighbour")?, &["forever"])?;
+    neighbour.wait_for_line("computing", TIMEOUT)?;
     let said: [(&str, Vec<u8>); 6] = [
         ("an unknown kind", vec![0xff; HEAD_BYTES]),
         ("a second hello", FromGuest::Hello { version: calls::VERSION }.encode().into()),
@@ -189,6 +190,7 @@ fn hostile_streams_are_closed_and_harm_no_neighbour() -> Result<()> {
     for mut stream in silent {
         ensure!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)), "it is not served for ever");
     }
+    signal(neighbour.id(), Signal::USR1)?;
     let status = neighbour.wait(TIMEOUT)?.context("the neighbour goes on")?;
     ensure!(status.success(), "{}", neighbour.printed());
     ensure!(backend.device()? == device, "the device is the same process");
