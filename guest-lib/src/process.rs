@@ -126,17 +126,6 @@ impl ProcessState {
         self.streams.wait_turn(&self.session, self.contexts.get(stream.context)?.legacy, stream)
     }
 
-    /// Waits until the stream has completed its earlier work, if the caller is about to copy host memory that a host function of this
-    /// stream, or of one that it waits for, may yet write. With shared memory the device reads pinned memory in its turn; without, the
-    /// caller copies it at once.
-    pub(crate) fn wait_for_host_functions(&self, stream: StreamRef<'_>) -> Result {
-        if self.session.gathers() && self.host_functions.any(&self.session) {
-            self.wait_turn(stream)
-        } else {
-            Ok(())
-        }
-    }
-
     /// The books of the memory of modules' variables.
     pub(crate) fn variable_memory(&self) -> VariableMemory<'_> {
         VariableMemory { device_map: &self.device_map, managed: &self.managed }

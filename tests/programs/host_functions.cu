@@ -59,6 +59,11 @@ static void in_order(cudaStream_t stream, const char *what) {
 
 static void store(void *data) { *(int *)data = 41; }
 
+static void store_late(void *data) {
+    usleep(20000);
+    store(data);
+}
+
 // Work behind a function finds what the function wrote.
 static void feeds_the_device() {
     int *device, *host, result = 0;
@@ -73,7 +78,16 @@ static void feeds_the_device() {
     CHECK(cudaMemcpyAsync(&result, device, sizeof(int), cudaMemcpyDeviceToHost, stream));
     CHECK(cudaStreamSynchronize(stream));
     expect("a copy behind a function takes what the function wrote", result == 42);
+    // Longer than a copy that may read its source before its turn.
+    std::vector<int> pageable(32 << 10);
+    int *longer;
+    CHECK(cudaMalloc(&longer, pageable.size() * sizeof(int)));
+    CHECK(cudaLaunchHostFunc(stream, store_late, pageable.data()));
+    CHECK(cudaMemcpy(longer, pageable.data(), pageable.size() * sizeof(int), cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(&result, longer, sizeof(int), cudaMemcpyDeviceToHost));
+    expect("so does a long synchronous copy of pageable memory", result == 41);
     CHECK(cudaStreamDestroy(stream));
+    CHECK(cudaFree(longer));
     CHECK(cudaFree(device));
     CHECK(cudaFreeHost(host));
 }

@@ -46,6 +46,25 @@ static bool pageable_round_trip(size_t bytes) {
     return in == out;
 }
 
+// A synchronous copy, read by a stream that does not wait for the default one. Copies of 64 KiB and less may return earlier.
+static bool seen_by_other_streams(size_t bytes) {
+    std::vector<unsigned char> in = data(bytes, bytes + 2);
+    unsigned char *device, *out;
+    cudaStream_t stream;
+    CHECK(cudaMalloc(&device, bytes));
+    CHECK(cudaMallocHost(&out, bytes));
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK(cudaMemset(device, 0, bytes));
+    CHECK(cudaMemcpy(device, in.data(), bytes, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpyAsync(out, device, bytes, cudaMemcpyDeviceToHost, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    bool same = memcmp(out, in.data(), bytes) == 0;
+    CHECK(cudaStreamDestroy(stream));
+    CHECK(cudaFreeHost(out));
+    CHECK(cudaFree(device));
+    return same;
+}
+
 // Through a pinned buffer of 2 MiB, which each stream has to itself.
 static bool pinned_round_trip(size_t bytes) {
     constexpr size_t part = 2 * MIB;
@@ -151,6 +170,9 @@ int main(int argc, char **argv) {
     expect("pageable copies in several streams", pageable_round_trip(24 * MIB));
     expect("pinned copies in several streams", pinned_round_trip(24 * MIB));
     expect("rows of more than a mebibyte", long_rows_round_trip(3 * MIB + 12345, 3));
+    bool seen = true;
+    for (size_t bytes : {(size_t)65 << 10, 3 * MIB}) seen = seen && seen_by_other_streams(bytes);
+    expect("a long synchronous copy is there for all streams", seen);
     if (argc > 1) with_fixed_arena(strtoull(argv[1], nullptr, 10) * MIB);
     return verdict(wrong == 0);
 }

@@ -23,7 +23,7 @@ fn started(driver: Option<&str>) -> Result<Backend> {
     Backend::start(&binaries, driver.as_deref())
 }
 
-// Promise: C1, C13, C50, C54, C55, C56, C71, C73, C75, C76, C80, C89, C90, C92, C93, C94, C95, C102, C105, C107, C109, C110, C126, C129, C134, C137, C140, G10
+// Promise: C1, C13, C50, C54, C55, C56, C71, C73, C75, C76, C80, C89, C90, C92, C93, C94, C95, C102, C105, C107, C109, C110, C126, C129, C134, C137, C139, C140, G10
 #[test]
 fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     let binaries = Binaries::locate()?;

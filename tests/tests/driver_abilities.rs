@@ -229,10 +229,10 @@ fn held_stream_delays_no_other_where_queues_are_as_short_as_those_of_hardware() 
 }
 
 /// Two operations that do not wait for each other run in any order then, so a wait that a program or Sluice lacks shows.
-// Promise: C1
+// Promise: C1, C139
 #[test]
 fn programs_print_the_same_when_operations_start_late() -> Result<()> {
-    const PROGRAMS: [&str; 10] = [
+    const PROGRAMS: [&str; 11] = [
         "batches",
         "context_events",
         "graph_memory",
@@ -242,6 +242,7 @@ fn programs_print_the_same_when_operations_start_late() -> Result<()> {
         "launches",
         "managed_variables",
         "pools",
+        "staging",
         "streams",
     ];
     programs_print_the_same(("SLUICE_SOFTGPU_START_DELAY", "1000"), &PROGRAMS)

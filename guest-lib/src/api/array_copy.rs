@@ -1,6 +1,6 @@
 //! Copies from and to arrays. The worker sees no host memory but that of the arena: other memory is staged, as for copies of rectangles.
 
-use super::staging::{WaitMode, copy_rows, is_captured, length, staged};
+use super::staging::{WaitMode, copy_rows, is_captured, length, staged, wait_for_host_functions};
 use crate::{
     arguments::{Call, In, Out},
     checks::{self, ArrayCopyShape, ArrayPlace, CopyPlace, MemorySide, Strided, side},
@@ -81,7 +81,9 @@ fn with_memory(
             (MemorySide::Pinned, _) => {
                 last = Some(rows(process, stream, way, place, memory, [width, height])?)
             }
-            (_, Way::ToArray) => from_pageable(process, stream, place, memory, [width, height])?,
+            (_, Way::ToArray) => {
+                last = from_pageable(process, stream, place, memory, ([width, height], mode))?
+            }
             (_, Way::FromArray) => to_pageable(process, stream, place, memory, [width, height])?,
         }
     }
@@ -168,18 +170,21 @@ fn from_pageable(
     stream: StreamRef<'_>,
     place: ArrayPlace,
     memory: Strided,
-    extent: [u64; 2],
-) -> Result {
-    process.wait_for_host_functions(stream)?;
+    (extent, mode): ([u64; 2], WaitMode),
+) -> Result<Option<u64>> {
+    wait_for_host_functions(process, stream, mode)?;
+    let mut last = None;
     portions(extent, |[column, row], [width, height]| {
         let part = Strided { start: memory.start + row * memory.pitch + column, ..memory };
         let place = moved(place, [column, row, 0])?;
-        staged(process, stream, width * height, |at| {
+        last = Some(staged(process, stream, width * height, |at| {
             let room = Strided { start: at, pitch: width, layer: 0 };
             copy_rows(room, part, width, height)?;
             rows(process, stream, Way::ToArray, place, room, [width, height])
-        })
-    })
+        })?);
+        Ok(())
+    })?;
+    Ok(last)
 }
 
 fn to_pageable(

@@ -6,7 +6,7 @@
 
 use super::{
     array_copy,
-    staging::{WaitMode, copy_rows, is_captured, length, staged},
+    staging::{WaitMode, copy_rows, is_captured, length, staged, wait_for_host_functions},
 };
 use crate::{
     arguments::{Call, In, Out},
@@ -58,18 +58,18 @@ fn to_device(
     if host_side(process, from, bytes)? == MemorySide::Pinned {
         return mode.finish(process, stream, post(to, from, bytes)?);
     }
-    process.wait_for_host_functions(stream)?;
-    // Once staged the caller's buffer is free, and neither form promises more for pageable memory.
-    let mut done = 0;
+    let mode = mode.of_pageable(bytes);
+    wait_for_host_functions(process, stream, mode)?;
+    let (mut done, mut last) = (0, 0);
     while done < bytes {
         let portion = (bytes - done).min(PORTION);
-        staged(process, stream, portion, |at| {
+        last = staged(process, stream, portion, |at| {
             host_memory::copy(at, from + done, length(portion)?);
             post(to + done, at, portion)
         })?;
         done += portion;
     }
-    Ok(())
+    mode.finish(process, stream, last)
 }
 
 fn from_device(
@@ -350,17 +350,20 @@ fn boxed_in_turn(process: &ProcessState, stream: StreamRef<'_>, copy: &Copy3D, m
     if is_captured(process, stream, mode, copy)? {
         return Ok(());
     }
+    let mut last = None;
     for layer in 0..shape.depth {
         let at = |side: Strided| -> Result<Strided> {
             let offset = layer.checked_mul(side.layer).ok_or(Error::INVALID_VALUE)?;
             let start = side.start.checked_add(offset).ok_or(Error::INVALID_VALUE)?;
             Ok(Strided { start, ..side })
         };
-        rectangle(process, stream, at(shape.to)?, at(shape.from)?, shape.width, shape.height, mode)?;
+        last = rectangle(process, stream, at(shape.to)?, at(shape.from)?, shape.width, shape.height, mode)?;
     }
-    Ok(())
+    last.map_or(Ok(()), |sequence| mode.finish(process, stream, sequence))
 }
 
+/// Copies rows. Returns the sequence of the last rows of pageable memory that were posted to the device, for which the caller may have to
+/// wait.
 fn rectangle(
     process: &ProcessState,
     stream: StreamRef<'_>,
@@ -369,7 +372,7 @@ fn rectangle(
     width: u64,
     height: u64,
     mode: WaitMode,
-) -> Result {
+) -> Result<Option<u64>> {
     let sides = (
         side(process, to.start, span(to, width, height)?)?,
         side(process, from.start, span(from, width, height)?)?,
@@ -392,37 +395,39 @@ fn rectangle(
         [(MemorySide::Device, MemorySide::Pageable), (MemorySide::Pageable, MemorySide::Device)];
     if width > PORTION && staged_ways.contains(&sides) {
         // Staging memory for a whole row could be more than a fixed arena has.
+        let mut last = None;
         for column in (0..width).step_by(length(PORTION)?) {
             let right = |side: Strided| Strided { start: side.start + column, ..side };
             let columns = PORTION.min(width - column);
-            rectangle(process, stream, right(to), right(from), columns, height, mode)?;
+            last = rectangle(process, stream, right(to), right(from), columns, height, mode)?;
         }
-        return Ok(());
+        return Ok(last);
     }
     match sides {
         (MemorySide::Device, MemorySide::Device) => {
             let (to, to_pitch) = (DeviceAddress(to.start), to.pitch);
             let (from, from_pitch) = (DeviceAddress(from.start), from.pitch);
             let call = wire::memcpy_2d_dtod::Args { to, to_pitch, from, from_pitch, width, height };
-            session.post(stream.context, target, &call).map(drop)
+            session.post(stream.context, target, &call)?;
         }
         (MemorySide::Device, MemorySide::Pinned) => {
-            mode.finish(process, stream, to_device(to, from, height)?)
+            mode.finish(process, stream, to_device(to, from, height)?)?;
         }
         (MemorySide::Pinned, MemorySide::Device) => {
-            mode.finish(process, stream, from_device(to, from, height)?)
+            mode.finish(process, stream, from_device(to, from, height)?)?;
         }
         (MemorySide::Device, MemorySide::Pageable) => {
-            process.wait_for_host_functions(stream)?;
+            wait_for_host_functions(process, stream, mode)?;
+            let mut last = None;
             for first in (0..height).step_by(length(rows_at_once)?) {
                 let rows = rows_at_once.min(height - first);
-                staged(process, stream, rows * width, |at| {
+                last = Some(staged(process, stream, rows * width, |at| {
                     let staged = Strided { start: at, pitch: width, layer: 0 };
                     copy_rows(staged, skip(from, first), width, rows)?;
                     to_device(skip(to, first), staged, rows)
-                })?;
+                })?);
             }
-            Ok(())
+            return Ok(last);
         }
         (MemorySide::Pageable, MemorySide::Device) => {
             for first in (0..height).step_by(length(rows_at_once)?) {
@@ -435,13 +440,14 @@ fn rectangle(
                     copy_rows(skip(to, first), staged, width, rows)
                 })?;
             }
-            process.session.report(stream.context)
+            process.session.report(stream.context)?;
         }
         _ => {
             process.wait_turn(stream)?;
-            copy_rows(to, from, width, height)
+            copy_rows(to, from, width, height)?;
         }
     }
+    Ok(None)
 }
 
 pub(crate) fn cuMemcpy2D_v2(call: Call, descriptor: In<c_void>) -> Result {
