@@ -74,8 +74,8 @@ pub const MODULES: u32 = 1 << 14;
 pub const FUNCTIONS: u32 = 1 << 18;
 /// Operations that a driver takes for one stream before it makes the caller wait: an H100's took 1,021.
 pub const DRIVER_QUEUE: u64 = 1_000;
-/// Pieces of work posted to one stream and not yet complete. A piece is an operation of the driver, and its marker another: together they
-/// fit [`DRIVER_QUEUE`], so that no stream makes the worker wait.
+/// Pieces of work posted to one stream and not yet complete. A piece is an operation of the driver (the recording of a whole context: two),
+/// and its marker another: together they fit [`DRIVER_QUEUE`], so that no stream makes the worker wait.
 pub const STREAM_CREDITS: u64 = 480;
 /// Host functions of one session that were posted and have not returned. The guest keeps one place free, because the worker counts
 /// a function as returned only after the guest does.
