@@ -1,4 +1,4 @@
-//! Depth of the launch queue, and time slices between processes.
+//! Depth of the launch queue, copies that wait for kernels, and time slices between processes.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::driver::HostSpan;
 use crate::kernels::Image;
 use crate::measure::{median, rounded};
 use crate::step::{Question, Step};
 use crate::stop::{Answer, Stop};
-use crate::system::Flag;
+use crate::system::{Area, Flag, Pages};
 use crate::worker::Command;
 
 pub(crate) const QUESTIONS: &[Question] = &[
@@ -21,6 +22,14 @@ pub(crate) const QUESTIONS: &[Question] = &[
         consequence: "Credits per stream stay below it, so that the driver never blocks a worker's submitter.",
         seconds: 40,
         ask: queue_depth,
+    },
+    Question {
+        name: "copies-behind-a-kernel",
+        question: "From which size on does a synchronous copy of pageable memory wait for a kernel of its stream?",
+        expected: "One of more than 64 KiB waits, a shorter one does not.",
+        consequence: "A copy of up to 64 KiB returns once it is staged, and a longer one is complete then. Other answers change that size.",
+        seconds: 20,
+        ask: copies_behind_a_kernel,
     },
     Question {
         name: "time-slices",
@@ -84,6 +93,32 @@ fn stalls(accepted: &AtomicU32, ended: &AtomicBool) -> u32 {
         thread::sleep(Duration::from_millis(10));
     }
     accepted.load(Ordering::Relaxed)
+}
+
+fn copies_behind_a_kernel(step: &Step) -> Answer {
+    const NANOSECONDS: u64 = 200_000_000;
+    let mut worker = step.worker()?;
+    let spin = worker.function(Image::Work, c"spin")?;
+    let flag = Flag::new();
+    let cuda = worker.cuda();
+    cuda.ask("cuMemHostRegister_v2", |driver| driver.host_register(flag.address(), flag.bytes()))?;
+    for kibibytes in [4_usize, 64, 68, 1024] {
+        let area = Area::pages(kibibytes << 10, Pages::Small)?;
+        let device = cuda.allocate(kibibytes << 10)?;
+        // The first copy touches the pages, and the first launch loads the kernel.
+        cuda.copy_in(device, HostSpan::from(&area))?;
+        worker.launch(spin, [1, 1, 0], &[flag.address(), 1])?;
+        cuda.synchronize()?;
+        worker.launch(spin, [1, 1, 0], &[flag.address(), NANOSECONDS])?;
+        let start = Instant::now();
+        cuda.copy_in(device, HostSpan::from(&area))?;
+        step.note(
+            &format!("waits_with_{kibibytes}_kib"),
+            start.elapsed() > Duration::from_nanos(NANOSECONDS / 2),
+        )?;
+        cuda.synchronize()?;
+    }
+    Ok(())
 }
 
 fn slices(step: &Step) -> Answer {
