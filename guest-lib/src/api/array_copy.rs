@@ -87,10 +87,10 @@ fn with_memory(
             (_, Way::FromArray) => to_pageable(process, stream, place, memory, [width, height])?,
         }
     }
-    match (last, way) {
-        (Some(sequence), _) => mode.finish(process, stream, sequence),
-        (None, Way::ToArray) => Ok(()),
-        (None, Way::FromArray) => process.session.report(stream.context),
+    match last {
+        Some(sequence) => mode.finish(process, stream, sequence),
+        // Copies to pageable memory are complete.
+        None => process.session.report(stream.context),
     }
 }
 
