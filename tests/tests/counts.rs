@@ -7,11 +7,12 @@ use std::process::Stdio;
 use anyhow::{Context as _, Result, ensure};
 use sluice_kit::budgets::{self, GUEST_LAUNCH, WORKER_START_FAULTS};
 use sluice_kit::counts::{self, Counts};
+use sluice_protocol::limits;
 use sluice_tests::direct::Backend;
 use sluice_tests::paths::Binaries;
 
 /// Launches that are counted: fewer than a stream has credits, so that none waits.
-const LAUNCHES: u64 = 500;
+const LAUNCHES: u64 = limits::STREAM_CREDITS - 1;
 /// Measurements, of which the one counts that rang for a sleeping worker the least often.
 const ATTEMPTS: usize = 3;
 
