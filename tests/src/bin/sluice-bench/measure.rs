@@ -33,6 +33,21 @@ impl Samples {
         Ok(())
     }
 
+    /// Adds samples of `together` calls, each sample the mean of its calls: for a body that is shorter than a reading of the clock.
+    pub(crate) fn time_together(
+        &mut self,
+        times: usize,
+        together: u32,
+        mut body: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        for _ in 0..times {
+            let start = Instant::now();
+            (0..together).try_for_each(|_| body())?;
+            self.push(nanoseconds(start.elapsed()) / f64::from(together));
+        }
+        Ok(())
+    }
+
     /// Adds one sample.
     pub(crate) fn push(&mut self, value: f64) {
         self.0.push(value);
@@ -118,6 +133,8 @@ impl Rounds {
         });
         let row = Measured { name: name.to_owned(), unit: kind.unit.to_owned(), value, p99, p999, yardstick };
         ensure!(row.value.is_finite(), "{name} has no samples");
+        let ratio = row.yardstick.as_ref().map_or(1.0, |yardstick| yardstick.ratio);
+        ensure!(ratio.is_finite(), "the yardstick of {name} took no time");
         Ok(row)
     }
 

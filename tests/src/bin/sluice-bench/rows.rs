@@ -3,7 +3,7 @@
 use crate::{
     cuda::{Cuda, Pinned},
     gaps,
-    measure::{Rounds, Samples, nanoseconds},
+    measure::{Rounds, Samples},
     peer::{Eventfds, PingPong, Ring, Tcp},
     threads, waits,
 };
@@ -132,15 +132,7 @@ fn cached(cuda: &Cuda, name: &str) -> Result<Measured> {
         _ => cuda.kernel_of(module, KERNEL).map(drop),
     };
     call()?;
-    let own = |samples: &mut Samples| {
-        for _ in 0..50 {
-            let start = Instant::now();
-            (0..TOGETHER).try_for_each(|_| call())?;
-            samples.push(nanoseconds(start.elapsed()) / f64::from(TOGETHER));
-        }
-        Ok(())
-    };
-    let rounds = Rounds::alone(ROUNDS, own)?;
+    let rounds = Rounds::alone(ROUNDS, |samples| samples.time_together(50, TOGETHER, call))?;
     cuda.unload(module)?;
     rounds.row(name)
 }
@@ -154,10 +146,7 @@ fn stream_query(cuda: &Cuda, name: &str) -> Result<Measured> {
 
 /// The mean cost of a launch for the caller, 64 at a time so that the queue never fills.
 fn burst(cuda: &Cuda, samples: &mut Samples, launch: impl Fn() -> Result<()>) -> Result<()> {
-    const LAUNCHES: u32 = 64;
-    let start = Instant::now();
-    (0..LAUNCHES).try_for_each(|_| launch())?;
-    samples.push(nanoseconds(start.elapsed()) / f64::from(LAUNCHES));
+    samples.time_together(1, 64, launch)?;
     cuda.synchronise()
 }
 
@@ -274,8 +263,10 @@ fn copies(cuda: &Cuda, size: usize, pinned: bool, names: &[String; 2]) -> Result
     let mut other = vec![1; size];
     // Small copies are repeated within a sample, large ones are few.
     let times = ((4 << 20) / size).clamp(1, 500);
+    // A copy within the processor's cache is shorter than a reading of the clock.
+    let together = u32::try_from((64 << 10) / size)?.clamp(1, 100);
     let mut memcpy = |samples: &mut Samples| {
-        samples.time(times, || {
+        samples.time_together(times, together, || {
             other.copy_from_slice(std::hint::black_box(&original));
             std::hint::black_box(&other);
             Ok(())
