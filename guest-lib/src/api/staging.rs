@@ -62,7 +62,7 @@ pub(super) fn staged(
     match process.arena.stage(&process.session, stream.slot, bytes)? {
         Some(room) => match post(room.address()) {
             Ok(sequence) => {
-                process.arena.free_after(stream.slot, sequence, room);
+                process.arena.free_after(&process.session, stream.slot, sequence, room);
                 Ok(sequence)
             }
             Err(error) => {

@@ -274,7 +274,7 @@ impl Session {
     }
 
     /// True if the worker has published that everything posted to a stream slot up to `sequence` is complete.
-    fn is_published(&self, slot: u32, sequence: u64) -> bool {
+    pub(crate) fn is_published(&self, slot: u32, sequence: u64) -> bool {
         layout::completed(self.words(), slot) >= sequence
     }
 

@@ -30,7 +30,7 @@ use offset_allocator::{Allocation, Allocator};
 use sluice_protocol::limits;
 use sluice_shared_memory::{Mapping, Reservation};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard, Once, OnceLock},
 };
 
@@ -40,6 +40,8 @@ const UNIT: u64 = 512;
 const GROWTH: u64 = 32 << 20;
 /// Staging bytes that work of one stream may hold; beyond them a copy waits for earlier ones on its own stream.
 const STAGED_PER_STREAM: u64 = 32 << 20;
+/// Pieces of staging memory that an allocation looks at: more than it adds, so that their number stays bounded.
+const LOOKS: usize = 4;
 
 /// Bytes of one portion of a staged copy: small enough to stay in a cache while it is staged and fetched.
 pub(crate) const PORTION: u64 = 1 << 20;
@@ -70,7 +72,7 @@ pub(crate) struct Arena {
 struct ArenaState {
     blocks: Vec<ArenaBlock>,
     /// Staging memory that work may still read.
-    staged: Vec<Staged>,
+    staged: VecDeque<Staged>,
     /// Pinned memory of the program by address on the device; registered memory has another address in the program.
     pinned: BTreeMap<u64, Pinned>,
 }
@@ -218,8 +220,12 @@ impl Arena {
     fn allocate_for(&self, session: &Session, bytes: u64, wanted: RoomUse) -> Result<Option<Room>> {
         {
             let mut state = self.lock();
-            state.reclaim(session, &self.staged);
-            let room = state.allocate(bytes, wanted);
+            state.reclaim_some(|slot, sequence| session.is_published(slot, sequence), &self.staged);
+            let mut room = state.allocate(bytes, wanted);
+            if room.is_none() {
+                state.reclaim(session, &self.staged);
+                room = state.allocate(bytes, wanted);
+            }
             if room.is_some() || self.fixed.is_some() {
                 return Ok(room);
             }
@@ -347,9 +353,14 @@ impl Arena {
     }
 
     /// Frees staging memory once the stream's work up to `sequence` is complete.
-    pub(crate) fn free_after(&self, slot: u32, sequence: u64, room: Room) {
-        self.staged[slot as usize].fetch_add(room.bytes, Ordering::Relaxed);
-        self.lock().staged.push(Staged { slot, sequence, room });
+    pub(crate) fn free_after(&self, session: &Session, slot: u32, sequence: u64, room: Room) {
+        let bytes = room.bytes;
+        let before = self.staged[slot as usize].fetch_add(bytes, Ordering::Relaxed);
+        self.lock().staged.push_back(Staged { slot, sequence, room });
+        // The worker publishes the ends of many short copies together. Memory that is used again soon is still in a cache.
+        if before / PORTION != (before + bytes) / PORTION {
+            let _ = session.is_complete(slot, sequence);
+        }
     }
 
     /// Allocates pinned memory for the program.
@@ -510,19 +521,36 @@ impl ArenaState {
         }
     }
 
-    /// Frees the staging memory whose readers are complete.
+    /// Frees all staging memory whose readers are complete, and has the worker publish the ends of the others.
     fn reclaim(&mut self, session: &Session, held: &[AtomicU64]) {
-        let mut index = 0;
-        while index < self.staged.len() {
-            let staged = &self.staged[index];
-            if !session.is_complete(staged.slot, staged.sequence) {
-                index += 1;
-                continue;
+        // The last piece of a stream comes first: a request for its end covers the earlier ones.
+        self.staged.make_contiguous().sort_unstable_by_key(|staged| staged.sequence);
+        for _ in 0..self.staged.len() {
+            let Some(staged) = self.staged.pop_back() else { break };
+            if session.is_complete(staged.slot, staged.sequence) {
+                self.free_staged(staged, held);
+            } else {
+                self.staged.push_front(staged);
             }
-            let staged = self.staged.swap_remove(index);
-            held[staged.slot as usize].fetch_sub(staged.room.bytes, Ordering::Relaxed);
-            self.free(staged.room);
         }
+    }
+
+    /// Frees the pieces of staging memory whose turn it is, if their readers are known to be complete. The turn of one that is kept
+    /// comes again after all others, so a stream that makes no progress keeps only its own pieces.
+    fn reclaim_some(&mut self, is_complete: impl Fn(u32, u64) -> bool, held: &[AtomicU64]) {
+        for _ in 0..LOOKS.min(self.staged.len()) {
+            let Some(staged) = self.staged.pop_front() else { break };
+            if is_complete(staged.slot, staged.sequence) {
+                self.free_staged(staged, held);
+            } else {
+                self.staged.push_back(staged);
+            }
+        }
+    }
+
+    fn free_staged(&mut self, staged: Staged, held: &[AtomicU64]) {
+        held[staged.slot as usize].fetch_sub(staged.room.bytes, Ordering::Relaxed);
+        self.free(staged.room);
     }
 }
 
@@ -569,6 +597,31 @@ mod tests {
         let mut arena = Arena::new(None).unwrap();
         arena.set_fixed(0x1000_0000, bytes, Reach::InPlace).unwrap();
         arena
+    }
+
+    #[test]
+    fn stream_without_progress_keeps_only_its_own_staging_memory() {
+        let arena = fixed(*limits::FIXED_ARENAS.start());
+        let mut state = arena.lock();
+        let stage = |state: &mut ArenaState, slot: u32| {
+            let room = state.allocate(UNIT, RoomUse::Staging).unwrap();
+            arena.staged[slot as usize].fetch_add(UNIT, Ordering::Relaxed);
+            state.staged.push_back(Staged { slot, sequence: 1, room });
+        };
+        (0..100).for_each(|_| stage(&mut state, 1));
+        let mut most = 0;
+        for _ in 0..1000 {
+            state.reclaim_some(|slot, _| slot != 1, &arena.staged);
+            stage(&mut state, 2);
+            most = most.max(arena.staged[2].load(Ordering::Relaxed) / UNIT);
+        }
+        assert_eq!(arena.staged[1].load(Ordering::Relaxed), 100 * UNIT);
+        assert!(most <= 100 / (LOOKS as u64 - 1) + 1, "{most} pieces of the other stream");
+        state.reclaim_some(|_, _| true, &arena.staged);
+        assert_eq!(
+            state.staged.len() as u64 * UNIT,
+            arena.staged.iter().map(|held| held.load(Ordering::Relaxed)).sum::<u64>()
+        );
     }
 
     // Promise: C53
