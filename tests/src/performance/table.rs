@@ -199,6 +199,20 @@ pub const TABLE: &[RowKind] = &[
     row("wait/event/{0us,100us,1ms,10ms}", "us", None, Aim::Unset, "The same with a wait for an event."),
     row("wait/context/{0us,100us,1ms,10ms}", "us", None, Aim::Unset, "The same with a wait for the context."),
     row(
+        "host-function/single",
+        "us",
+        Some("eventfd wake"),
+        Aim::Ratio(2.0),
+        "A function of the program in a stream (`cuLaunchHostFunc`), and the wait for the stream.",
+    ),
+    row(
+        "host-function/queued",
+        "us",
+        Some("eventfd wake"),
+        Aim::Ratio(2.0),
+        "Each of 400 functions of the program in a stream, until the last has returned.",
+    ),
+    row(
         "step/awake/{to-driver,back}",
         "us",
         None,

@@ -63,11 +63,15 @@ functions! {
     cuStreamDestroy_v2(stream: u64);
     cuStreamQuery(stream: u64);
     cuStreamSynchronize(stream: u64);
+    cuLaunchHostFunc(stream: u64, function: HostFunction, data: *mut c_void);
     cuEventCreate(event: *mut u64, flags: c_uint);
     cuEventDestroy_v2(event: u64);
     cuEventRecord(event: u64, stream: u64);
     cuEventSynchronize(event: u64);
 }
+
+/// A function of the program that runs in the order of a stream.
+type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 /// A kernel, ready to launch.
 #[derive(Clone, Copy)]
@@ -209,6 +213,12 @@ impl Cuda {
 
     pub(crate) fn synchronise_stream(&self, stream: u64) -> Result<()> {
         self.cuStreamSynchronize(stream)
+    }
+
+    /// Has a stream call a function that does nothing.
+    pub(crate) fn call_in_stream(&self, stream: u64) -> Result<()> {
+        unsafe extern "C" fn function(_: *mut c_void) {}
+        self.cuLaunchHostFunc(stream, function, core::ptr::null_mut())
     }
 
     pub(crate) fn event(&self) -> Result<u64> {
