@@ -431,8 +431,8 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
     let lines = log.join().expect("lines");
     let forged: Vec<&String> = lines.iter().filter(|line| line.contains("forged")).collect();
     // The limit of all workers of a VM: lines at once, and in each second.
-    let most = 400 + 20 * (began.elapsed().as_secs() as usize + 1);
-    assert!(!forged.is_empty() && forged.len() <= most, "{} lines", forged.len());
+    let most = 400 + 20 * (began.elapsed().as_secs() + 1);
+    assert!(!forged.is_empty() && forged.len() as u64 <= most, "{} lines", forged.len());
     for line in &lines {
         let own = !line.contains("forged");
         assert!(own || line.starts_with("launcher pid=") && line.contains(": worker vm=7 pid="), "{line}");

@@ -889,10 +889,10 @@ fn refusals_are_in_the_audit_log_at_a_bounded_rate() {
     for _ in 0..40 {
         assert_eq!(put(), 409);
     }
-    let of_tenant = |lines: &[Value]| lines.iter().filter(|line| line["uid"] == TENANT).count();
+    let of_tenant = |lines: &[Value]| lines.iter().filter(|line| line["uid"] == TENANT).count() as u64;
     let noted = of_tenant(&lines());
     // Ten at once, and one in each ten seconds.
-    let most = 10 + start.elapsed().as_secs() as usize / 10 + 1;
+    let most = 10 + start.elapsed().as_secs() / 10 + 1;
     assert!((2..=most).contains(&noted), "{noted} lines of 41 refusals");
     assert_eq!(other.ask(&place, "api.sock", "GET", "/v1/units", None).status, 403);
     let last = lines().pop().expect("a line");
