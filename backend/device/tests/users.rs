@@ -48,9 +48,14 @@ fn connect(device: &Device, user: u32) -> UnixStream {
 }
 
 fn program(device: &Device, user: u32) -> FrontEnd {
+    try_program(device, user).expect("a device")
+}
+
+/// A program of a user; `None` if the device refuses it.
+fn try_program(device: &Device, user: u32) -> Option<FrontEnd> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     let frontend = Frontend::from_stream(connect(device, user), 2);
-    FrontEnd::with_frontend(frontend, front_end::memory(seals)).expect("a device")
+    FrontEnd::with_frontend(frontend, front_end::memory(seals)).ok()
 }
 
 /// A program of the other user that computes.
@@ -93,9 +98,9 @@ fn user_at_its_connection_limit_leaves_connections_to_others() {
         greedy.len() <= limits::USER_CONNECTIONS as usize
     });
     assert_eq!(greedy.len(), limits::USER_CONNECTIONS as usize);
-    // A connection that ends makes room for another.
+    // A connection that ends makes room for another. A busy machine may need more for its end than the device waits.
     greedy.pop();
-    assert_eq!(program(&device, GREEDY).context(1), OK);
+    eventually("room", || try_program(&device, GREEDY).is_some_and(|mut raw| raw.context(1) == OK));
     neighbour.computes();
 }
 

@@ -35,7 +35,7 @@ fn run(standard_error: OwnedFd) -> Output {
     drop(command);
     let start = Instant::now();
     while child.try_wait().expect("a status").is_none() {
-        if start.elapsed() > Duration::from_secs(20) {
+        if start.elapsed() > Duration::from_secs(60) {
             child.kill().expect("killed");
             panic!("the program waits for its standard error");
         }

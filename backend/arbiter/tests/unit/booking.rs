@@ -7,10 +7,7 @@ use crate::{
 use sluice_kit::wait::eventually;
 use sluice_messages::control::{Figures, ToArbiter};
 use sluice_shared_memory::socket;
-use std::{
-    os::fd::AsFd as _,
-    time::{Duration, Instant},
-};
+use std::os::fd::AsFd as _;
 
 /// The remains of probes, in bytes and processes.
 fn is_gone(host: &mut Host) -> bool {
@@ -72,13 +69,20 @@ fn booking_probe_that_dies_gives_no_result_and_the_next_one_does() {
 fn booking_probe_that_hangs_is_killed_and_delays_no_vm() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
-    let mut hangs = host.prober();
-    let began = Instant::now();
-    let worker = host.worker(1);
-    assert_eq!(worker.ask("begin"), "0 0");
-    assert!(worker.take(32 * MIB).is_ok());
-    assert!(began.elapsed() < Duration::from_secs(5) && !hangs.is_killed(), "the VM had to wait");
-    eventually("the probe's end", || hangs.is_killed());
+    // A busy machine may need more than the probe's time for a start. A VM that waited for the probe would do so each time.
+    let mut worker = None;
+    let waits = (0..5).all(|_| {
+        worker = None;
+        eventually("the last worker is gone", || host.describe(1) == ([0; 3], 0));
+        let mut hangs = host.prober();
+        let started = worker.insert(host.worker(1));
+        assert_eq!(started.ask("begin"), "0 0");
+        assert!(started.take(32 * MIB).is_ok());
+        let lives = !hangs.is_killed();
+        eventually("the probe's end", || hangs.is_killed());
+        !lives
+    });
+    assert!(!waits, "the VM had to wait");
     assert_eq!(host.figures(), Figures::Unknown);
     assert_eq!(host.describe(1).0[1], host.driver_share(), "what was granted is charged");
     eventually("its end is seen", || is_gone(&mut host));

@@ -7,11 +7,10 @@ use crate::{
 use rustix::{fd::AsFd as _, net::sockopt::set_socket_linger};
 use sluice_kit::wait::{TIMEOUT, eventually};
 use sluice_messages::control::ArbiterEvent;
-use sluice_protocol::limits;
 use std::{
     io::Write as _,
     net::{TcpListener, TcpStream},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 // Promise: F21
@@ -51,24 +50,29 @@ fn worker_that_floods_requests_is_killed_and_starves_no_other_vm() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
-    let mut flood = host.worker(1);
     let other = host.worker(2);
-    flood.say("flood");
-    let (mut lent, mut took) = (0, Vec::new());
-    for _ in 0..200 {
-        let asked = Instant::now();
-        let lease = other.take(2 * MIB);
-        took.push(asked.elapsed());
-        assert!(lease.is_ok() || lease == Err(2));
-        lent += u32::from(lease.is_ok());
-    }
-    eventually("its end", || flood.is_killed());
-    took.sort_unstable();
-    println!("beside a flood: median {:?}, most {:?}", took[100], took[199]);
-    assert_eq!(lent, 32, "it gets all of its limit, and then is refused");
-    // A request may wait this long for memory of the unit; the flood makes none wait longer.
-    let timeout = Duration::from_millis(limits::TAKE_MILLISECONDS);
-    assert!(took[100] < Duration::from_millis(50) && took[199] < timeout, "{took:?}");
+    // The flood ends after some seconds, which a busy machine may need for one take. Takes that waited for its end would do so each time.
+    let starves = (0..5).all(|_| {
+        let mut flood = host.worker(1);
+        flood.say("flood");
+        let (mut leases, mut beside) = (Vec::new(), 0);
+        for _ in 0..200 {
+            match other.take(2 * MIB) {
+                Ok(lease) => leases.push(lease),
+                refused => assert_eq!(refused, Err(2)),
+            }
+            beside += u32::from(!flood.is_killed());
+        }
+        eventually("its end", || flood.is_killed());
+        println!("{beside} of 200 takes were answered while the flood went on");
+        assert_eq!(leases.len(), 32, "it gets all of its limit, and then is refused");
+        for lease in leases {
+            assert_eq!(other.ask(&format!("give-only {lease}")), "0");
+        }
+        eventually("what it gave is back", || host.describe(2).0[0] == 0);
+        beside < 100
+    });
+    assert!(!starves, "takes wait for the end of a flood");
     assert!(host.saw(ArbiterEvent::Abuse));
     host.assert_sound();
 }
@@ -119,21 +123,24 @@ fn descriptor_that_takes_long_to_close_delays_no_neighbour() {
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
     let (mut stranger, neighbour) = (host.worker(1), host.worker(2));
-    // Its last close waits until the other end has read, for ten seconds at most.
+    // Its last close waits until the other end has read, for longer than an answer to a take may need.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (_unread, _) = listener.accept().unwrap();
     slow.set_nonblocking(true).unwrap();
     while (&slow).write(&[0; 65536]).is_ok() {}
     slow.set_nonblocking(false).unwrap();
-    set_socket_linger(&slow, Some(Duration::from_secs(10))).unwrap();
+    set_socket_linger(&slow, Some(10 * TIMEOUT)).unwrap();
+    assert_eq!(stranger.ask("serial"), "0", "it has been welcomed");
+    // The arbiter gets it when no other process has it any more.
+    host.stop();
     stranger.say_with("strange", slow.as_fd());
+    assert_eq!(stranger.hear(), "0");
     drop(slow);
+    host.go_on();
     eventually("its end", || stranger.is_killed());
     for _ in 0..20 {
-        let asked = Instant::now();
         let lease = neighbour.take(2 * MIB).unwrap();
-        assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
         assert_eq!(neighbour.ask(&format!("give-only {lease}")), "0");
     }
     host.assert_sound();
@@ -150,9 +157,12 @@ fn arbiter_with_256_descriptors_serves_40_workers() {
         assert!(worker.take(2 * MIB).is_ok());
     }
     assert_eq!(host.describe(1).0[0], 240 * MIB);
-    let with = host.descriptors();
-    println!("{alone} descriptors without a worker, {with} with 40");
-    assert!(with <= alone + 3 * 40 && with < 160, "{with} descriptors for 40 workers, {alone} without");
+    println!("{alone} descriptors without a worker, {} with 40", host.descriptors());
+    // A thread of its own closes those of chunks that were lent.
+    eventually("three descriptors for each worker", || {
+        let with = host.descriptors();
+        with <= alone + 3 * 40 && with < 160
+    });
     drop(workers);
     eventually("their end", || host.describe(1) == ([0, 0, 0], 0));
     host.assert_sound();
@@ -182,7 +192,7 @@ fn full_h200_is_lent_in_the_smallest_chunks_with_256_descriptors() {
     println!("{count} chunks taken in {:?}", started.elapsed());
     assert_eq!(count * 2 * MIB, host.bytes);
     assert_eq!(host.describe(1).0[0], host.bytes);
-    assert!(host.descriptors() < 30, "{} descriptors", host.descriptors());
+    eventually("fewer than 30 descriptors", || host.descriptors() < 30);
     worker.kill();
     eventually("the end of its leases", || host.describe(1).0[0] == 0);
     host.assert_sound();

@@ -179,6 +179,8 @@ impl Host {
             }
             other => panic!("{other:?} before Ready"),
         }
+        // A take waits only some seconds for memory that is not clean yet.
+        eventually("all memory is clean", || host.unit()[3] == 0);
         host
     }
 
@@ -462,7 +464,7 @@ impl Host {
         eventually("another two rounds", || asked() >= before + 2);
     }
 
-    /// Stops the arbiter in its present state, until it gets a `SIGCONT`.
+    /// Stops the arbiter in its present state, until [`Host::go_on`].
     pub(crate) fn stop(&self) {
         let arbiter = Pid::from_raw(i32::try_from(self.arbiter.id()).unwrap()).unwrap();
         kill_process(arbiter, Signal::STOP).unwrap();
@@ -472,6 +474,12 @@ impl Host {
                 threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")));
             states.all(|stat| stat.is_ok_and(|stat| stat.rsplit(") ").next().unwrap_or("").starts_with('T')))
         });
+    }
+
+    /// Lets the arbiter continue after [`Host::stop`].
+    pub(crate) fn go_on(&self) {
+        let arbiter = Pid::from_raw(i32::try_from(self.arbiter.id()).unwrap()).unwrap();
+        kill_process(arbiter, Signal::CONT).unwrap();
     }
 
     /// True if an event of this kind came.
@@ -510,7 +518,9 @@ impl Host {
     }
 
     /// Limits the arbiter's descriptors to the present ones and this many more.
-    pub(crate) fn leave_descriptors(&self, more: u64) {
+    pub(crate) fn leave_descriptors(&mut self, more: u64) {
+        // The answer shows that all earlier messages have been received, and their descriptors.
+        self.unit();
         let pid = Pid::from_raw(i32::try_from(self.arbiter.id()).unwrap());
         let limit = getrlimit(Resource::Nofile);
         let count = self.descriptors() as u64 + more;

@@ -28,7 +28,7 @@ fn quota_holds_to_the_byte_and_is_shown_in_the_custody_page() {
     assert_eq!(worker.ask("scan 0").split(' ').nth(1), Some("0"), "memory that is lent is zero");
     worker.ask("give 1");
     eventually("the refund", || worker.info() == (32 * MIB, 100 * MIB));
-    assert_eq!(worker.take_all(), 32 * MIB);
+    assert_eq!(worker.take_in_all(32 * MIB), 32 * MIB);
     let [lent, driver, _] = host.describe(1).0;
     assert_eq!((lent, driver), (left, host.driver_share()));
     host.assert_sound();
@@ -62,12 +62,11 @@ fn idle_chunks_of_a_worker_are_recalled_for_another_of_its_vm() {
     assert!(one.take(32 * MIB).is_ok());
     one.ask(&format!("idle {}", 32 * MIB));
     eventually("idle bytes count as free", || two.info() == (32 * MIB, quota));
+    let asked = Instant::now();
     two.say(&format!("want {}", 32 * MIB));
     assert_eq!(one.ask("recalled"), (32 * MIB).to_string());
     one.ask(&format!("give {first}"));
-    // It waits for three seconds at most; a later answer is a refusal.
-    let lent = two.ask("lent");
-    assert!(lent.starts_with("0 "), "{lent}");
+    assert!(two.lent(32 * MIB, asked).is_ok(), "what was recalled is lent");
     one.ask("idle 0");
     eventually("nothing is free", || two.info() == (0, quota));
 }
@@ -222,14 +221,14 @@ fn take_beyond_an_escrow_asks_for_more_and_is_refused_without_an_answer() {
     host.send(ToArbiter::Escrow { ancestor: 9, bytes: 32 * MIB }, &[]);
     let (one, two) = (host.worker(1), host.worker(2));
     assert!(one.take(32 * MIB).is_ok());
+    let asked = Instant::now();
     two.say(&format!("want {}", 2 * MIB));
     eventually("more escrow is asked for", || {
         host.unit();
         host.wanted.contains(&(9, 34 * MIB))
     });
     host.send(ToArbiter::Escrow { ancestor: 9, bytes: 34 * MIB }, &[]);
-    let lent = two.ask("lent");
-    assert!(lent.starts_with("0 "), "and then it is lent: {lent}");
+    assert!(two.lent(2 * MIB, asked).is_ok(), "and then it is lent");
     let asked = Instant::now();
     assert_eq!(two.take(2 * MIB), Err(2), "without an answer the taker is refused");
     let waited = asked.elapsed();

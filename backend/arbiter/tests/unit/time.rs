@@ -60,9 +60,10 @@ fn worker_that_waits_without_submitting_delays_no_other_worker() {
         idler.ask("waits 1");
         is_open(&idler)
     });
-    let used = [host.used(1), host.used(2)];
-    assert!(used[1] > 50_000_000, "{used:?}");
-    assert!(used[0] < used[1], "{used:?}");
+    eventually("the second pays more than the first", || {
+        let used = [host.used(1), host.used(2)];
+        used[1] > 50_000_000 && used[0] < used[1]
+    });
     host.assert_sound();
 }
 
@@ -74,12 +75,13 @@ fn endless_work_kills_its_worker_only_if_the_vm_has_a_hang_timeout() {
     host.vm(2, 64 * MIB);
     host.send(shares(2, TimeShare { hang: 3_000, ..TimeShare::default() }), &[]);
     let (patient, strict) = (host.worker(1), host.worker(2));
+    let began = Instant::now();
     for worker in [&patient, &strict] {
         worker.ask("waits 1");
         worker.ask("flies 2 1");
     }
     std::thread::sleep(Duration::from_millis(100));
-    assert!(!host.saw(ArbiterEvent::Hung));
+    assert!(!host.saw(ArbiterEvent::Hung) || began.elapsed() >= Duration::from_secs(3), "too early");
     eventually("the worker is ended", || host.saw(ArbiterEvent::Hung));
     eventually("its process is gone", || !crate::host::lives(strict.process()));
     assert_eq!(patient.ask("serial"), patient.ask("serial"), "the other one lives");

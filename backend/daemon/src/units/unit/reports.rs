@@ -235,6 +235,8 @@ mod tests {
     #[tokio::test]
     async fn report_that_answers_an_earlier_request_is_not_taken_for_a_later_one() {
         let test = async {
+            // Only the test lets time pass.
+            tokio::time::pause();
             let directory = tempfile::tempdir().expect("a directory");
             let unit = unit(directory.path());
             let (queue, _queued) = send_queue();
@@ -257,7 +259,6 @@ mod tests {
             unit.on_message(reports(3));
             assert_eq!(second.await.expect("a task").map(|report| report.lent), Some(3));
             // The first of these two answers is lost.
-            tokio::time::pause();
             let late = ask();
             yield_now().await;
             tokio::time::advance(DESCRIBE / 2).await;
