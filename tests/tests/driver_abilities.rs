@@ -201,7 +201,7 @@ fn programs_print_the_same(setting: (&str, &str), names: &[&str]) -> Result<()> 
         for (way, ran) in [("natively", native), ("remoted", tenants.run(1, &program, &[])?)] {
             ensure!(
                 ran.status.success() && ran.stdout == usual.stdout,
-                "{name}, {way}: {}\n{}\nwithout the setting\n{}\n{}",
+                "{name}, {way}, with {setting:?}: {}\n{}\nwithout the setting\n{}\n{}",
                 ran.status,
                 ran.stdout,
                 usual.stdout,
@@ -245,7 +245,9 @@ fn programs_print_the_same_when_operations_start_late() -> Result<()> {
         "staging",
         "streams",
     ];
-    programs_print_the_same(("SLUICE_SOFTGPU_START_DELAY", "1000"), &PROGRAMS)
+    // A seed by which a failure can be repeated.
+    let delay = format!("1000,{}", std::process::id());
+    programs_print_the_same(("SLUICE_SOFTGPU_START_DELAY", &delay), &PROGRAMS)
 }
 
 // Promise: S90

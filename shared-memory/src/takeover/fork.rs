@@ -148,9 +148,7 @@ mod tests {
     // Promise: C110
     #[test]
     fn child_has_memory_of_its_own_although_other_threads_take_ranges_over() {
-        if !possible() {
-            return;
-        }
+        let Some(_alone) = alone() else { return };
         let (at, other) = (memory(4 * PAGE), memory(4 * PAGE));
         let (file, window) = shared(4 * PAGE);
         let (other_file, other_window) = shared(4 * PAGE);
@@ -190,9 +188,7 @@ mod tests {
 
     #[test]
     fn child_keeps_what_the_program_has_mapped_over_a_range() {
-        if !possible() {
-            return;
-        }
+        let Some(_alone) = alone() else { return };
         let at = memory(4 * PAGE);
         let (file, window) = shared(4 * PAGE);
         let pages = [FilePages { file: file.as_fd(), offset: 0, bytes: 4 * PAGE }];

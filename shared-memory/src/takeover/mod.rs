@@ -282,12 +282,16 @@ mod tests {
         fd::{AsFd as _, OwnedFd},
         fs::{MemfdFlags, ftruncate, memfd_create},
     };
+    use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    pub(super) fn possible() -> bool {
+    /// Serialises the tests: some unmap pages, and the kernel would give these addresses to another. `None` if no test can run.
+    pub(super) fn alone() -> Option<MutexGuard<'static, ()>> {
+        static TURN: Mutex<()> = Mutex::new(());
         if !is_possible() {
             sluice_skip::skip("needs userfaultfd(2)");
+            return None;
         }
-        is_possible()
+        Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A file and its window.
@@ -319,9 +323,7 @@ mod tests {
     fn no_write_of_another_thread_is_lost_while_pages_are_replaced() {
         const BYTES: usize = 64 * PAGE;
         const ROUNDS: u64 = 200;
-        if !possible() {
-            return;
-        }
+        let Some(_alone) = alone() else { return };
         let at = memory(BYTES);
         let (file, window) = shared(BYTES);
         let pages = [FilePages { file: file.as_fd(), offset: 0, bytes: BYTES }];
@@ -361,9 +363,7 @@ mod tests {
 
     #[test]
     fn replaced_range_and_window_are_the_same_pages() {
-        if !possible() {
-            return;
-        }
+        let Some(_alone) = alone() else { return };
         let at = memory(3 * PAGE);
         let (file, window) = shared(3 * PAGE);
         let here = usize::try_from(window.base()).unwrap();
@@ -388,9 +388,7 @@ mod tests {
     /// The whole heap of the process, with everything that the functions allocate for themselves.
     #[test]
     fn heap_with_the_lists_of_the_functions_is_replaced() {
-        if !possible() {
-            return;
-        }
+        let Some(_alone) = alone() else { return };
         let heap = || {
             let maps = String::from_utf8(maps().unwrap()).unwrap();
             let line = maps.lines().find(|line| line.ends_with("[heap]"))?;
@@ -411,9 +409,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_the_programs_own_is_refused_and_left_alone() {
-        if !possible() {
-            return;
-        }
+        let Some(_alone) = alone() else { return };
         let (file, window) = shared(2 * PAGE);
         let here = usize::try_from(window.base()).unwrap();
         let pages = [FilePages { file: file.as_fd(), offset: 0, bytes: PAGE }];
@@ -425,7 +421,7 @@ mod tests {
         assert!(matches!(refused(stack), Err(TakeOverError::Kind { .. })), "a stack");
         let code = (maps as fn() -> _) as usize / PAGE * PAGE;
         assert!(matches!(refused(code), Err(TakeOverError::Kind { .. })), "code");
-        let gone = memory(2 * PAGE);
+        let gone = memory(3 * PAGE);
         // SAFETY: memory of the test.
         unsafe { mm::munmap(pointer(gone + PAGE), PAGE) }.unwrap();
         assert!(matches!(refused(gone + PAGE), Err(TakeOverError::Unmapped(_))));
@@ -436,9 +432,7 @@ mod tests {
 
     #[test]
     fn part_that_the_program_has_mapped_anew_is_left_alone() {
-        if !possible() {
-            return;
-        }
+        let Some(_alone) = alone() else { return };
         let at = memory(4 * PAGE);
         let (file, window) = shared(4 * PAGE);
         let here = usize::try_from(window.base()).unwrap();
@@ -466,9 +460,7 @@ mod tests {
 
     #[test]
     fn range_is_as_it_was_if_the_new_pages_cannot_be_mapped() {
-        if !possible() {
-            return;
-        }
+        let Some(_alone) = alone() else { return };
         let at = memory(2 * PAGE);
         let (_file, window) = shared(2 * PAGE);
         let here = usize::try_from(window.base()).unwrap();

@@ -10,10 +10,13 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use softgpu_device::StartDelay;
 
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -166,20 +169,20 @@ pub(crate) struct Scheduler {
     start: Instant,
     /// Operations of one queue that are not done, at which a submission waits.
     depth: u64,
-    /// Longest of the random times by which each operation starts late.
-    delay: Duration,
+    /// The times by which operations start late, with a seed.
+    delay: Option<StartDelay>,
 }
 
 static SCHEDULER: OnceLock<Scheduler> = OnceLock::new();
 
-/// Starts the scheduler, whose queues take `depth` operations before a submission waits, and whose operations start late by up to `delay`.
-pub(crate) fn start(depth: u64, delay: Duration) {
+/// Starts the scheduler, whose queues take `depth` operations before a submission waits, and whose operations start late by `delay`.
+pub(crate) fn start(depth: u64, delay: Option<StartDelay>) {
     let _ = SCHEDULER.set(Scheduler::new(depth, delay));
 }
 
 /// Returns the scheduler. It exists from `cuInit` on, and every context is created after that.
 pub(crate) fn scheduler() -> &'static Scheduler {
-    SCHEDULER.get_or_init(|| Scheduler::new(u64::MAX, Duration::ZERO))
+    SCHEDULER.get_or_init(|| Scheduler::new(u64::MAX, None))
 }
 
 extern "C" fn watcher(_: *mut c_void) -> *mut c_void {
@@ -193,15 +196,26 @@ extern "C" fn executor(_: *mut c_void) -> *mut c_void {
 }
 
 impl Scheduler {
-    fn new(depth: u64, delay: Duration) -> Scheduler {
+    fn new(depth: u64, delay: Option<StartDelay>) -> Scheduler {
+        let seeded =
+            |delay: StartDelay| StartDelay { seed: delay.seed.or_else(|| Some(fastrand::u64(..))), ..delay };
         Scheduler {
             state: Mutex::default(),
             work: Condvar::new(),
             watching: Condvar::new(),
             start: Instant::now(),
             depth,
-            delay,
+            delay: delay.map(seeded),
         }
+    }
+
+    /// The time by which an operation starts late. It depends on the place of the operation alone, not on the threads of this run.
+    fn delay_of(&self, key: Key, number: u64) -> Option<Duration> {
+        let StartDelay { longest, seed } = self.delay?;
+        // Generators with neighbouring seeds begin with similar numbers.
+        let mut place = DefaultHasher::new();
+        (seed?, key.generation, number).hash(&mut place);
+        Some(longest.mul_f64(fastrand::Rng::with_seed(place.finish()).f64()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -476,10 +490,10 @@ impl Scheduler {
 
     /// Executes the head of a queue that was marked as running.
     fn execute_head(&self, mut state: MutexGuard<'_, State>, key: Key) {
-        let Some((operation, health)) = state.pop_running(key) else { return };
+        let Some((operation, number, health)) = state.pop_running(key) else { return };
         drop(state);
-        if !self.delay.is_zero() {
-            std::thread::sleep(self.delay.mul_f64(fastrand::f64()));
+        if let Some(delay) = self.delay_of(key, number) {
+            std::thread::sleep(delay);
         }
         match operation.work {
             // Its condition is looked at elsewhere, so it is never executed.
@@ -650,9 +664,10 @@ impl State {
         Some(key)
     }
 
-    fn pop_running(&mut self, key: Key) -> Option<(Operation, Arc<Health>)> {
+    /// Takes the head of a queue, with its number.
+    fn pop_running(&mut self, key: Key) -> Option<(Operation, u64, Arc<Health>)> {
         let queue = self.get(key)?;
-        Some((queue.operations.pop_front()?, Arc::clone(&queue.health)))
+        Some((queue.operations.pop_front()?, queue.completed + 1, Arc::clone(&queue.health)))
     }
 
     fn remove_if_drained(&mut self, key: Key) {
@@ -678,7 +693,7 @@ mod tests {
 
     #[test]
     fn submission_to_a_full_queue_waits_until_its_head_is_done() {
-        let scheduler = Scheduler::new(2, Duration::ZERO);
+        let scheduler = Scheduler::new(2, None);
         let open = || scheduler.open(Order::NonBlocking, 0, Arc::default());
         let (held, full) = (open(), open());
         // Its first operation comes later.
@@ -699,9 +714,31 @@ mod tests {
         });
     }
 
+    fn late(seed: Option<u64>) -> Scheduler {
+        Scheduler::new(u64::MAX, Some(StartDelay { longest: Duration::from_millis(2), seed }))
+    }
+
+    #[test]
+    fn operations_of_two_runs_with_one_seed_start_late_by_the_same_times() {
+        let times = |seed| {
+            let scheduler = late(seed);
+            let open = || scheduler.open(Order::NonBlocking, 0, Arc::default());
+            let places =
+                [open(), open()].into_iter().flat_map(|key| (1..40).map(move |number| (key, number)));
+            places.map(|(key, number)| scheduler.delay_of(key, number)).collect::<Vec<_>>()
+        };
+        let mut first = times(Some(7));
+        assert_eq!(first, times(Some(7)));
+        assert_ne!(first, times(Some(8)));
+        assert_ne!(times(None), times(None));
+        first.sort_unstable();
+        first.dedup();
+        assert_eq!(first.len(), 2 * 39, "each operation has its own");
+    }
+
     #[test]
     fn operations_start_late_by_half_the_longest_delay_on_average() {
-        let scheduler = Scheduler::new(u64::MAX, Duration::from_millis(2));
+        let scheduler = late(None);
         let queue = scheduler.open(Order::NonBlocking, 0, Arc::default());
         let start = Instant::now();
         for _ in 0..64 {

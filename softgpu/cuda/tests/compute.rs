@@ -279,19 +279,20 @@ fn every_attribute_of_the_header_returns_a_value() {
 }
 
 #[test]
-fn image_that_ends_at_unmapped_memory_loads() {
+fn image_that_ends_at_unreadable_memory_loads() {
     let _context = Context::new();
     let source = ptx(".visible .entry nothing() { ret; }");
     let text = source.as_bytes_with_nul();
-    // SAFETY: a new mapping of three pages; the last one is unmapped below.
+    // SAFETY: a new mapping of three pages.
     let start = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         libc::mmap(ptr::null_mut(), 3 << 12, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
     };
     assert_ne!(start, libc::MAP_FAILED);
     let end = start.cast::<u8>().wrapping_add(2 << 12);
+    // An address that is free could be taken by another test.
     // SAFETY: the last page of the mapping made above.
-    assert_eq!(unsafe { libc::munmap(end.cast(), 1 << 12) }, 0);
+    assert_eq!(unsafe { libc::mprotect(end.cast(), 1 << 12, libc::PROT_NONE) }, 0);
     for behind in [0, 1, 7, 100, 4090] {
         let place = end.wrapping_sub(text.len() + behind);
         // SAFETY: the address lies in the two remaining pages, with room for the text.

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::ptr;
 
 use crate::support::*;
+use sluice_kit::wait::eventually;
 
 /// `CUmemAllocationProp` for exportable pinned memory on device 0.
 static ON_DEVICE: [u32; 8] = [1, 1, 1, 0, 0, 0, 0, 0];
@@ -183,8 +184,9 @@ fn bad_arguments_of_the_virtual_memory_calls_are_refused() {
 #[test]
 fn reservation_is_at_its_hint_or_elsewhere_and_never_overlaps() {
     let _context = Context::new();
-    let hint = 0x7e80_0000_0000;
-    let bytes = 512 << 30;
+    // Behind the windows of devices, and with its end below every place at which the kernel may begin to choose addresses.
+    let hint = 0x7e00_0000_0000;
+    let bytes = 480 << 30;
     let first = reserve(bytes, hint);
     assert_eq!(first, hint);
     let second = reserve(bytes, hint);
@@ -218,7 +220,8 @@ fn exported_allocation_can_be_imported_while_its_descriptor_is_open() {
     ok!(cuMemUnmap(range, PAGE));
     ok!(cuMemRelease(imported));
     ok!(cuMemAddressFree(range, PAGE));
-    assert_eq!(free_bytes(), before);
+    // A process that another test starts has a copy of the descriptor until its exec.
+    eventually("the memory is free", || free_bytes() == before);
     let file = tempfile::tempfile().unwrap();
     let other = std::os::fd::AsRawFd::as_raw_fd(&file);
     assert_eq!(cu!(cuMemImportFromShareableHandle(&raw mut imported, i64::from(other), 1)), INVALID_VALUE);

@@ -2,10 +2,10 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use crate::support::peer::{Peer, serve};
 use crate::support::*;
+use sluice_kit::wait::eventually;
 
 #[test]
 #[ignore = "a process of the tests here"]
@@ -22,11 +22,7 @@ fn start(state: &Path) -> Peer {
 /// Waits until the device has that much free memory, seen by one of its users. This can take a while: a process that another test
 /// starts at this moment has copies of this one's descriptors until its exec.
 fn wait_for_free(peer: &Peer, bytes: u64) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while peer.ask("free") != Ok(bytes) {
-        assert!(Instant::now() < end, "{:?} free, not {bytes}", peer.ask("free"));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually(&format!("{bytes} bytes are free"), || peer.ask("free") == Ok(bytes));
 }
 
 // Promise: Q11

@@ -77,6 +77,27 @@ impl Has {
         [("pageable-memory-access", Has::PageableMemoryAccess), ("host-page-tables", Has::HostPageTables)];
 }
 
+/// Random times by which each operation starts late.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StartDelay {
+    /// The longest of them.
+    pub longest: Duration,
+    /// An operation has the same time in all runs of a program with this seed; `None` means another seed for each run.
+    pub seed: Option<u64>,
+}
+
+impl StartDelay {
+    /// Parses microseconds, with or without a comma and a seed. No time is no delay.
+    fn parse(text: &str) -> Option<Option<StartDelay>> {
+        let (microseconds, seed) = match text.split_once(',') {
+            Some((microseconds, seed)) => (microseconds, Some(seed.trim().parse().ok()?)),
+            None => (text, None),
+        };
+        let longest = Duration::from_micros(microseconds.trim().parse().ok()?);
+        Some((!longest.is_zero()).then_some(StartDelay { longest, seed }))
+    }
+}
+
 /// The whole configuration, with defaults resolved.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -116,8 +137,8 @@ pub struct Config {
     pub time_limit: Option<Duration>,
     /// Unfinished operations of a stream at which the next one waits; `None` means no limit.
     pub queue_depth: Option<u64>,
-    /// Longest of the random times by which each operation starts late.
-    pub start_delay: Duration,
+    /// The times by which operations start late; `None` means that they start at once.
+    pub start_delay: Option<StartDelay>,
     /// Time from the end of a process to that at which its memory is free again.
     pub late_free: Duration,
     /// Bytes of the host's memory that a device keeps while no process computes on it; `None` means all that it has.
@@ -185,7 +206,7 @@ struct FileDevice {
     has: Option<Vec<String>>,
     time_limit_seconds: Option<u64>,
     queue_depth: Option<u64>,
-    start_delay: Option<u64>,
+    start_delay: Option<toml::Value>,
     late_free: Option<u64>,
     idle_bytes: Option<toml::Value>,
 }
@@ -277,7 +298,11 @@ impl Config {
         if queue_depth == Some(0) {
             return Err(invalid("queue_depth", "0", "at least 1"));
         }
-        let start_delay = number("start_delay", text("SLUICE_SOFTGPU_START_DELAY"), file.device.start_delay)?;
+        let start_delay = match text("SLUICE_SOFTGPU_START_DELAY").or(file.device.start_delay.map(written)) {
+            None => None,
+            Some(text) => StartDelay::parse(&text)
+                .ok_or_else(|| invalid("start_delay", &text, "microseconds, or microseconds,seed"))?,
+        };
         let late_free = number("late_free", text("SLUICE_SOFTGPU_LATE_FREE"), file.device.late_free)?;
         let time_limit = number(
             "time_limit_seconds",
@@ -324,7 +349,7 @@ impl Config {
             has,
             time_limit: time_limit.map(Duration::from_secs),
             queue_depth,
-            start_delay: Duration::from_micros(start_delay.unwrap_or(0)),
+            start_delay,
             late_free: Duration::from_millis(late_free.unwrap_or(0)),
             idle_bytes,
         })
@@ -442,6 +467,16 @@ mod tests {
             with(&[("XDG_RUNTIME_DIR", "/a"), ("SLUICE_SOFTGPU_STATE", ""), ("SLUICE_SOFTGPU_MODEL", "")])
                 .unwrap();
         assert_eq!((empty.state, empty.model), (default.state, default.model));
+    }
+
+    #[test]
+    fn start_delay_has_a_seed_or_none() {
+        let delay = |text| with(&[("SLUICE_SOFTGPU_START_DELAY", text)]).map(|config| config.start_delay);
+        let some = |seed| Some(StartDelay { longest: Duration::from_millis(1), seed });
+        assert_eq!(delay("1000").unwrap(), some(None));
+        assert_eq!(delay("1000,7").unwrap(), some(Some(7)));
+        assert_eq!(delay("0,7").unwrap(), None);
+        assert!(delay("1000,").is_err() && delay("1000,x").is_err() && delay("soon").is_err());
     }
 
     #[test]

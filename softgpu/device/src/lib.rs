@@ -36,7 +36,7 @@ mod storage;
 mod sys;
 
 pub use capability::Capability;
-pub use config::{Booking, Config, ConfigError, Has, Lack, MemoryPolicy};
+pub use config::{Booking, Config, ConfigError, Has, Lack, MemoryPolicy, StartDelay};
 pub use device::{Device, Identity, OpenError};
 pub use export::ImportError;
 pub use geometry::{ComputeProfile, Geometry, Profile};

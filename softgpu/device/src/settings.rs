@@ -94,9 +94,9 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "SLUICE_SOFTGPU_START_DELAY",
         "device.start_delay",
-        ["microseconds", "0"],
+        ["microseconds, or microseconds`,`seed", "0"],
         "Longest of the random times by which each operation of a stream starts late, to find programs that rely on an order which they \
-         did not ask for.",
+         did not ask for. With a seed, an operation has the same time in each run.",
     ),
     setting(
         "SLUICE_SOFTGPU_CONTEXT_BYTES",

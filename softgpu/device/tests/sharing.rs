@@ -9,6 +9,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sluice_kit::wait::eventually;
 use softgpu_device::{Allocation, Client, Config, Device, Held, ImportError, Owner, PAGE_BYTES, Run, Use};
 
 fn open(state: &Path) -> Arc<Device> {
@@ -36,12 +37,10 @@ fn state() -> tempfile::TempDir {
 
 /// Waits until this many bytes are in use: a process that another test starts has copies of exports until its exec.
 fn wait_for_use(device: &Device, bytes: u64) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while device.used_bytes() != bytes {
-        assert!(Instant::now() < end, "{} bytes are in use, not {bytes}", device.used_bytes());
-        std::thread::sleep(Duration::from_millis(1));
+    eventually(&format!("{bytes} bytes are in use"), || {
         device.collect();
-    }
+        device.used_bytes() == bytes
+    });
 }
 
 fn pages(runs: &[Run]) -> Vec<u64> {
@@ -123,11 +122,7 @@ fn exports_of_a_killed_process_are_freed_by_a_process_that_never_exports() {
     let device = other.device();
     let mut exporter = start(state.path(), "export_and_wait");
     let path = state.path().join("exported");
-    let end = Instant::now() + Duration::from_secs(60);
-    while !path.exists() {
-        assert!(Instant::now() < end, "the child exports nothing");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("the child has exported memory", || path.exists());
     device.collect();
     assert_eq!(device.used_bytes(), 4 * PAGE_BYTES);
     exporter.kill().unwrap();
@@ -152,11 +147,7 @@ fn memory_of_a_killed_process_is_free_late_if_configured() {
     let device = other.device();
     let mut exporter = start(state.path(), "export_and_wait");
     let exported = state.path().join("exported");
-    let end = Instant::now() + Duration::from_secs(60);
-    while !exported.exists() {
-        assert!(Instant::now() < end, "the child exports nothing");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("the child has exported memory", || exported.exists());
     exporter.kill().unwrap();
     exporter.wait().unwrap();
     let killed = Instant::now();
@@ -164,11 +155,7 @@ fn memory_of_a_killed_process_is_free_late_if_configured() {
     let (free, since) = (device.free_bytes(), killed.elapsed());
     // A test that was stopped for as long sees nothing.
     assert!(free < device.total_bytes() || since >= LATE, "all is free {since:?} after the kill");
-    while device.free_bytes() < device.total_bytes() {
-        assert!(Instant::now() < end, "{} bytes free", device.free_bytes());
-        std::thread::sleep(Duration::from_millis(1));
-        device.collect();
-    }
+    wait_for_use(device, 0);
     assert!(killed.elapsed() >= LATE);
     other.allocate(device.total_bytes(), Use::Chunk).unwrap();
 }
@@ -337,7 +324,13 @@ fn no_hold_is_lost_or_left_when_importers_are_killed_at_any_point() {
     let maker = attach(state.path());
     let device = Arc::clone(maker.device());
     let make = || {
-        let allocation = maker.allocate(2 * PAGE_BYTES, Use::Chunk).unwrap();
+        // A process that another test starts keeps allocations that have ended, until its exec.
+        let mut allocation = None;
+        eventually("memory is free", || {
+            allocation = maker.allocate(2 * PAGE_BYTES, Use::Chunk).ok();
+            allocation.is_some()
+        });
+        let allocation = allocation.unwrap();
         let descriptor = allocation.export().unwrap();
         (allocation, descriptor)
     };
@@ -376,12 +369,7 @@ fn no_hold_is_lost_or_left_when_importers_are_killed_at_any_point() {
     drop(made);
     std::fs::remove_file(&names).unwrap();
     // A process that another test starts at this moment has copies of the descriptors until its exec.
-    let end = Instant::now() + Duration::from_secs(60);
-    while device.free_bytes() != device.total_bytes() {
-        assert!(Instant::now() < end, "{} bytes free after {killed} deaths", device.free_bytes());
-        std::thread::sleep(Duration::from_millis(1));
-        device.collect();
-    }
+    wait_for_use(&device, 0);
 }
 
 #[test]

@@ -9,6 +9,7 @@
 )]
 
 use crate::common::{Buffer, Params, Rig, shape};
+use softgpu_engine::Pool;
 
 const ELEMENTWISE: &str = include_str!("data/elementwise.ptx");
 const COLLECTIVE: &str = include_str!("data/collective.ptx");
@@ -391,32 +392,36 @@ fn votes_matches_and_reductions_of_a_warp_match_rust() {
 
 #[test]
 fn atomics_across_blocks_lose_no_update() {
-    let mut rig = Rig::new(SYNC);
-    let a = Buffer::of(&[0i32; 16]);
-    let u = Buffer::of(&[7u32, 1000, 0, 0, !0, 0, 0, 0, 0]);
-    let l = Buffer::of(&[0u64, 99, 0]);
-    let (f, d) = (Buffer::of(&[0.5f32, 0.0]), Buffer::of(&[0.25f64]));
-    a.set(2, 1000i32);
-    rig.map(&[&a, &u, &l, &f, &d]);
-    rig.run("atomics", shape(20, 100), Params::new().buf(&a).buf(&u).buf(&l).buf(&f).buf(&d));
-    let n = 2000;
-    assert_eq!(a.get::<i32>(0), n);
-    assert_eq!(a.get::<i32>(1), -n);
-    assert_eq!(a.get::<i32>(2), 0);
-    assert_eq!(u.get::<u32>(3), 99);
-    assert_eq!(u.get::<u32>(4), (0..100u32).fold(!0, |m, t| m & !t));
-    assert_eq!(u.get::<u32>(5), 127);
-    assert_eq!(u.get::<u32>(6), (0..100u32).fold(0, |m, t| m ^ t).wrapping_mul(0));
-    assert_eq!(u.get::<u32>(0), (7 + 2000) % 101);
-    // 1000 is above the bound of 100, so the first decrement wraps to it.
-    assert_eq!(u.get::<u32>(1), 100 - (1999 % 101));
-    assert_eq!(l.get::<u64>(0), 7);
-    assert_eq!(l.get::<u64>(2), 99);
-    assert_eq!(f.get::<f32>(0), 2000.5);
-    assert_eq!(d.get::<f64>(0), 2000.25);
-    assert_eq!(a.get::<i32>(10), 5);
-    assert_eq!(a.get::<i32>(12), 1);
-    assert_eq!((a.get::<i32>(13), a.get::<i32>(14)), (n, n));
+    // Two workers decide by their order which of the old values that the kernel stores are the last ones.
+    for workers in [1, 2] {
+        let mut rig = Rig::new(SYNC);
+        (rig.pool, rig.alone) = (Pool::new(workers), workers > 1);
+        let a = Buffer::of(&[0i32; 16]);
+        let u = Buffer::of(&[7u32, 1000, 0, 0, !0, 0, 0, 0, 0]);
+        let l = Buffer::of(&[0u64, 99, 0]);
+        let (f, d) = (Buffer::of(&[0.5f32, 0.0]), Buffer::of(&[0.25f64]));
+        a.set(2, 1000i32);
+        rig.map(&[&a, &u, &l, &f, &d]);
+        rig.run("atomics", shape(20, 100), Params::new().buf(&a).buf(&u).buf(&l).buf(&f).buf(&d));
+        let n = 2000;
+        assert_eq!(a.get::<i32>(0), n);
+        assert_eq!(a.get::<i32>(1), -n);
+        assert_eq!(a.get::<i32>(2), 0);
+        assert_eq!(u.get::<u32>(3), 99);
+        assert_eq!(u.get::<u32>(4), (0..100u32).fold(!0, |m, t| m & !t));
+        assert_eq!(u.get::<u32>(5), 127);
+        assert_eq!(u.get::<u32>(6), (0..100u32).fold(0, |m, t| m ^ t).wrapping_mul(0));
+        assert_eq!(u.get::<u32>(0), (7 + 2000) % 101);
+        // 1000 is above the bound of 100, so the first decrement wraps to it.
+        assert_eq!(u.get::<u32>(1), 100 - (1999 % 101));
+        assert_eq!(l.get::<u64>(0), 7);
+        assert_eq!(l.get::<u64>(2), 99);
+        assert_eq!(f.get::<f32>(0), 2000.5);
+        assert_eq!(d.get::<f64>(0), 2000.25);
+        assert_eq!(a.get::<i32>(10), 5);
+        assert_eq!(a.get::<i32>(12), 1);
+        assert_eq!((a.get::<i32>(13), a.get::<i32>(14)), (n, n));
+    }
 }
 
 #[test]

@@ -472,16 +472,15 @@ fn launch_ends_when_its_time_has_come() {
 // Promise: S65
 #[test]
 fn stop_ends_a_launch_of_many_short_blocks() {
-    let rig = Rig::body("", "");
-    let start = Instant::now();
+    let mut rig = Rig::body("", "");
+    rig.alone = true;
+    // All blocks take months.
+    let endless = Shape { grid: [i32::MAX.cast_unsigned(), 65_535, 1], ..shape(1, 1) };
     std::thread::scope(|scope| {
-        let launched =
-            scope.spawn(|| rig.launch("k", Shape { grid: [1 << 30, 1, 1], ..shape(1, 1) }, Params::new()));
+        let launched = scope.spawn(|| rig.launch("k", endless, Params::new()));
         rig.stop.store(true, Ordering::Relaxed);
         assert_eq!(launched.join().unwrap().unwrap_err().kind, FaultKind::Stopped);
     });
-    // All blocks take minutes.
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 // Promise: S65
