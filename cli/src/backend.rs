@@ -6,7 +6,7 @@
 //! This also holds if `sluiced` or this process is killed, because the kernel then closes its socket.
 
 use std::{
-    io::Read as _,
+    io::{ErrorKind, Read as _},
     net::Shutdown,
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -25,6 +25,7 @@ use rustix::{
 };
 use sluice_api::{
     client::Client,
+    supervision,
     v1::{GpuState, Placement, Vm, VmRequest},
 };
 use softgpu_run::{Signal, Signals, descriptor};
@@ -163,11 +164,14 @@ impl Backend {
             }
             let [said, ended, signalled] = polled.map(|polled| !polled.revents().is_empty());
             if said {
-                let mut line = [0; 64];
-                let length = self.lifeline.read(&mut line).context("cannot read from sluiced")?;
-                ensure!(length > 0, "sluiced has ended before it was ready; its log is above");
-                ensure!(&line[..length] == b"ready\n", "sluiced has another version than sluice");
-                return Ok(None);
+                let ready = supervision::wait_ready(&self.lifeline);
+                return ready.map(|()| None).map_err(|error| match error.kind() {
+                    ErrorKind::UnexpectedEof => {
+                        anyhow!("sluiced has ended before it was ready; its log is above")
+                    }
+                    ErrorKind::InvalidData => anyhow!("sluiced has another version than sluice"),
+                    _ => anyhow::Error::new(error).context("cannot read from sluiced"),
+                });
             }
             if ended {
                 let status = self.daemon.wait().context("cannot wait for sluiced")?;
@@ -254,7 +258,7 @@ impl Backend {
             match self.lifeline.read(&mut line) {
                 // A reset comes from a process that ended before it had read everything.
                 Ok(0) => return Ok(true),
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(true),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(true),
                 Ok(_) => {}
                 Err(error) => return Err(error).context("cannot wait for the backend"),
             }

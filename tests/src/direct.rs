@@ -15,7 +15,25 @@ use crate::paths::Binaries;
 use crate::process::{Background, Finished, run};
 
 /// Time limit for steps that take well under a second on an idle machine.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub use sluice_kit::wait::TIMEOUT;
+
+/// Attempts of which one must be in time.
+const ATTEMPTS: u32 = 3;
+
+/// Repeats an attempt until it takes less than `limit`: the machine may stop a process for longer than that, but not each time.
+///
+/// # Errors
+/// When an attempt fails, or none is in time.
+pub fn in_time(what: &str, limit: Duration, mut attempt: impl FnMut(u32) -> Result<Duration>) -> Result<()> {
+    for number in 1..=ATTEMPTS {
+        let took = attempt(number)?;
+        println!("{what}: {took:?}");
+        if took < limit {
+            return Ok(());
+        }
+    }
+    bail!("{what}: never within {limit:?}")
+}
 
 /// Has a program also check results that NVIDIA's driver leaves undefined, such as those of calls with destroyed handles.
 const UNDEFINED: &str = "SLUICE_TEST_UNDEFINED";
@@ -268,6 +286,19 @@ pub fn private_kibibytes(process: u32) -> Result<u64> {
         })
         .map(|rest| Ok(rest.trim().trim_end_matches(" kB").trim().parse::<u64>()?))
         .sum()
+}
+
+/// Name of a process that the launcher has made ahead, for the next start of its kind, and that has executed no program yet.
+pub const MADE_AHEAD: &str = "sluice-ready";
+
+/// The number of processes made ahead on a host at rest: `kinds` if processes like this device or worker have namespaces of their own,
+/// which take most of the time of a start, and otherwise 0.
+///
+/// # Errors
+/// When the process does not run.
+pub fn made_ahead(process: u32, kinds: usize) -> Result<usize> {
+    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt"));
+    Ok(if namespace(&process.to_string())? == namespace("self")? { 0 } else { kinds })
 }
 
 /// Live processes called `name` among the descendants of a process.

@@ -1,7 +1,7 @@
 //! Programs that hold memory of VMs: each prints lines about it, looks at it again for each line of input, and ends with its input.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use sluice_kit::processes::Process;
@@ -43,6 +43,33 @@ impl Holder {
         Ok(line.trim_end().to_owned())
     }
 
+    /// Lets it continue after a line.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn answer(&mut self) -> Result<()> {
+        Ok(self.input.as_mut().context("not ended")?.write_all(b"\n")?)
+    }
+
+    /// Reads its lines until it ends, and calls `each` for every line. Returns all lines and its status.
+    ///
+    /// # Errors
+    /// When its output cannot be read, or `each` fails.
+    pub fn run(
+        mut self,
+        mut each: impl FnMut(&mut Self, &str) -> Result<()>,
+    ) -> Result<(String, ExitStatus)> {
+        let mut all = String::new();
+        loop {
+            let start = all.len();
+            if self.output.read_line(&mut all)? == 0 {
+                return Ok((all, self.process.0.wait()?));
+            }
+            let line = all[start..].trim_end().to_owned();
+            each(&mut self, &line)?;
+        }
+    }
+
     /// Reads its next line, which must be this one.
     ///
     /// # Errors
@@ -58,7 +85,7 @@ impl Holder {
     /// # Errors
     /// When it has ended.
     pub fn ask(&mut self) -> Result<String> {
-        self.input.as_mut().context("not ended")?.write_all(b"\n")?;
+        self.answer()?;
         self.line()
     }
 

@@ -8,11 +8,9 @@ use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
 use crate::debian::Series;
+use crate::direct::TIMEOUT;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, run};
-
-const START: Duration = Duration::from_secs(60);
-const STOP: Duration = Duration::from_secs(30);
 
 /// `sluiced` and a device that waits for its VM. Dropping it ends them.
 pub struct Host {
@@ -49,7 +47,7 @@ impl Host {
         command.arg("--scanouts").arg(series.max_outputs().to_string());
         command.args(options).envs(environment.iter().copied());
         let mut process = Background::start("sluice host", &mut command, &folder.path().join("test.log"))?;
-        let socket = process.wait_for_line("vhost-user socket:", START)?.into();
+        let socket = process.wait_for_line("vhost-user socket:", TIMEOUT)?.into();
         Ok(Self { process, socket, folder })
     }
 
@@ -82,7 +80,7 @@ impl Host {
     /// # Errors
     /// When it does not end by itself, or not with status 0.
     pub fn stop(mut self) -> Result<ExitStatus> {
-        let status = self.process.terminate(STOP)?;
+        let status = self.process.terminate(TIMEOUT)?;
         if !status.success() {
             bail!("sluice host ended with {status}:\n{}", self.process.printed());
         }

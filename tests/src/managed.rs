@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use sluice_kit::processes::make_program;
 use sluice_kit::service_manager::ServiceManager;
 use tempfile::TempDir;
 
@@ -121,7 +122,7 @@ impl Host {
     /// When it does not end, or the next does not become ready.
     pub fn upgrade_to_copy(&mut self) -> Result<()> {
         let copy = self.folder.path().join("sluiced");
-        std::fs::copy(&self.program, &copy).context("a copy of sluiced")?;
+        make_program(&self.program, &copy);
         self.end_with(Signal::USR1)?;
         self.program = copy;
         self.launch()

@@ -86,7 +86,7 @@ impl Host {
         let socket = UnixListener::bind(&path)?;
         let port = TcpListener::bind("127.0.0.1:0")?;
         let mut sleep = Command::new("sleep");
-        sleep.arg("600");
+        sleep.arg("infinity");
         // SAFETY: the hook makes system calls only.
         unsafe { sleep.pre_exec(drop_capabilities) };
         let process = Process(sleep.spawn()?);

@@ -5,7 +5,6 @@
 //! and the command line tool, as an operator's.
 
 use std::fs;
-use std::io::Read as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
+use sluice_api::supervision::wait_ready;
 use sluice_api::v1::VmRequest;
 use sluice_kit::processes::end_supervised;
 use tempfile::TempDir;
@@ -24,8 +24,6 @@ use crate::management;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, kill, output_of, run, tail};
 
-/// The line of a `sluiced` that is ready.
-const READY: &[u8; 6] = b"ready\n";
 /// Memory of the default model of the software GPU at scale 1, in MiB.
 const MODEL_MIB: u64 = 143_771;
 
@@ -167,9 +165,7 @@ impl Tenants {
     fn wait_ready(&mut self, options: &Options) -> Result<()> {
         let lifeline = self.lifeline.as_mut().context("just started")?;
         lifeline.set_read_timeout(Some(TIMEOUT))?;
-        let mut line = [0; READY.len()];
-        lifeline.read_exact(&mut line).context("sluiced is not ready in time")?;
-        ensure!(line == *READY, "sluiced is not ready: {line:?}");
+        wait_ready(lifeline).context("sluiced is not ready")?;
         management::make_vms(&self.folder.path().join("run/api.sock"), &options.vms)?;
         self.wait_for_unit(|unit| unit.is_some_and(|unit| unit.clean > 0)).map(drop)
     }

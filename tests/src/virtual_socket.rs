@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use sluice_protocol::limits::STREAM_AHEAD_BYTES;
 
+use crate::direct::TIMEOUT;
 use crate::paths;
 use crate::process::{Background, output_of};
 use crate::progress;
@@ -18,7 +19,6 @@ const VERSION: &str = "0.3.0";
 pub const UNIFIED: (&str, &str) = ("unified addressing 1", "unified addressing 0");
 /// Long, because it has some hundred dependencies; it is built once.
 const BUILD: Duration = Duration::from_secs(900);
-const START: Duration = Duration::from_secs(30);
 
 /// The program; built the first time, from the cache after that.
 ///
@@ -55,7 +55,7 @@ pub fn start(program: &Path, uds: &Path, socket: &Path, log: &Path) -> Result<Ba
     let (uds, socket_path) = (uds.display(), socket.display());
     let vm = format!("guest-cid=3,uds-path={uds},socket={socket_path},tx-buffer-size={STREAM_AHEAD_BYTES}");
     let mut device = Background::start(PACKAGE, Command::new(program).args(["--vm", &vm]), log)?;
-    let deadline = std::time::Instant::now() + START;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while !socket.exists() {
         ensure!(
             device.is_running()? && std::time::Instant::now() < deadline,

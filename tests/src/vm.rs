@@ -23,6 +23,7 @@ use crate::agent_protocol::{
     Exited, Frame, Hello, Kind, PutRequest, RunRequest, SignalRequest, read_frame, write_frame,
 };
 use crate::debian::{Kernel, Series};
+use crate::direct::TIMEOUT;
 use crate::image::{Image, USER};
 use crate::paths::{self, Binaries};
 use crate::process::{self, Background};
@@ -695,7 +696,7 @@ impl Guest {
     /// When it cannot be killed.
     pub fn kill(mut self) -> Result<()> {
         process::signal(self.qemu.id(), Signal::KILL)?;
-        self.qemu.wait(Duration::from_secs(20))?.context("QEMU outlived SIGKILL")?;
+        self.qemu.wait(TIMEOUT)?.context("QEMU outlived SIGKILL")?;
         Ok(())
     }
 
@@ -739,7 +740,7 @@ impl Guest {
 
 /// Waits for a socket: QEMU fails at once if a device is still starting.
 fn wait_for_socket(socket: &Path) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + TIMEOUT;
     while !socket.exists() {
         if Instant::now() > deadline {
             bail!("there is no vhost-user socket {}", socket.display());
@@ -751,7 +752,7 @@ fn wait_for_socket(socket: &Path) -> Result<()> {
 
 fn accept(listener: &UnixListener, qemu: &mut Background) -> Result<UnixStream> {
     listener.set_nonblocking(true).context("preparing the agent's socket")?;
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match listener.accept() {
             Ok((stream, _)) => {

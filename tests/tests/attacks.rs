@@ -13,7 +13,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use rustix::fs::SealFlags;
 use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -42,6 +42,8 @@ const SETTLE: Duration = Duration::from_millis(10);
 /// Fewest and most pairs of slices. Further pairs are measured while the median of all is beyond the bound, because other work of the
 /// machine disturbs single ones.
 const SLICES: std::ops::RangeInclusive<usize> = 25..=100;
+/// Most slices without an attempt of the attack.
+const IDLE: usize = 400;
 /// The largest ratio of the time of a call beside an attack to its time beside a harmless load.
 const SLOWER: f64 = 1.1;
 /// Busy threads of the harmless load, on the processor of the attack.
@@ -59,8 +61,12 @@ const KINDS: [(&str, Duration); 6] = [
 ];
 /// Chooses the attacks whose names contain it.
 const CHOICE: &str = "SLUICE_ATTACK";
-/// Time limit of an answer to an operator, on a busy machine.
+/// Rounds of the neighbour, of which one must have no call beyond its limit: the machine may stop a process for longer than that.
+const ROUNDS: usize = 3;
+/// Time limit of nineteen of twenty answers to an operator, on a busy machine.
 const ANSWER: Duration = Duration::from_secs(1);
+/// Fewest answers to an operator.
+const ANSWERS: usize = 20;
 /// A single liar's session ends after this time and another follows.
 const LIE: Duration = Duration::from_secs(2);
 /// Lying workers of one VM that stay until the attack is over: one user's programs may have that many sessions.
@@ -179,6 +185,11 @@ struct Pulse {
 struct Times {
     median: f64,
     p99: f64,
+    most: f64,
+}
+
+impl Times {
+    const NONE: Self = Self { median: 0.0, p99: 0.0, most: 0.0 };
 }
 
 /// The neighbour's figures of a round, by kind.
@@ -200,16 +211,26 @@ impl Pulse {
         Ok(Self { process, input, line: 0 })
     }
 
-    /// Measures one round, in which every result must be right, and every call succeed in time.
+    /// Measures rounds, in which every result must be right and every call succeed, until every call of a round is in time.
     fn beat(&mut self, milliseconds: u32) -> Result<Beat> {
-        let mut beat = [Times { median: 0.0, p99: 0.0 }; KINDS.len()];
-        self.measure("all", milliseconds, &mut beat)?;
-        Ok(beat)
+        let mut late = Vec::new();
+        for _ in 0..ROUNDS {
+            let mut beat = [Times::NONE; KINDS.len()];
+            self.measure("all", milliseconds, &mut beat)?;
+            let kinds = KINDS.into_iter().zip(beat);
+            let late_kinds = kinds.filter(|((_, limit), times)| times.most / 1e9 >= limit.as_secs_f64());
+            let before = late.len();
+            late.extend(late_kinds.map(|((kind, _), times)| format!("{kind}: {:.0} ms", times.most / 1e6)));
+            if late.len() == before {
+                return Ok(beat);
+            }
+        }
+        bail!("calls of the neighbour took too long in each round: {late:?}")
     }
 
     /// The median of the calls that its worker serves alone, in a slice of time.
     fn slice(&mut self) -> Result<f64> {
-        let mut times = [Times { median: 0.0, p99: 0.0 }];
+        let mut times = [Times::NONE];
         self.measure("compute", SLICE_MILLISECONDS, &mut times)?;
         Ok(times[0].median)
     }
@@ -218,7 +239,7 @@ impl Pulse {
         writeln!(self.input, "{which} {milliseconds}")?;
         let line = self.line;
         self.line += 1;
-        for ((kind, limit), times) in KINDS.into_iter().zip(all) {
+        for ((kind, _), times) in KINDS.into_iter().zip(all) {
             let figures = self.process.wait_for_line(&format!("pulse {line} {kind} "), TIMEOUT)?;
             let numbers: Vec<f64> = figures.split(' ').map(str::parse).collect::<Result<_, _>>()?;
             let [median, p99, most, calls, wrong, failed] = numbers[..] else { anyhow::bail!("{figures}") };
@@ -226,12 +247,7 @@ impl Pulse {
             ensure!(failed == 0.0, "{kind}: {failed} calls of the neighbour failed:\n{}", self.errors());
             ensure!(wrong == 0.0, "{kind}: {wrong} results of the neighbour were wrong");
             ensure!(calls > 0.0, "{kind}: the neighbour made no call");
-            ensure!(
-                most / 1e9 < limit.as_secs_f64(),
-                "{kind}: a call of the neighbour took {:.0} ms",
-                most / 1e6
-            );
-            *times = Times { median, p99 };
+            *times = Times { median, p99, most };
         }
         Ok(())
     }
@@ -269,28 +285,28 @@ impl Stage {
         Ok(Self { tenants: Tenants::start(&binaries, &options)?, hold, storm, hang })
     }
 
-    /// The longest wait of an operator for an answer until the attack is over.
-    fn operate(&self, progress: &Progress) -> Result<Duration> {
-        let mut longest = Duration::ZERO;
-        while !progress.has_ended() {
+    /// The waits of an operator for answers until the attack is over.
+    fn operate(&self, progress: &Progress) -> Result<Vec<Duration>> {
+        let mut waits = Vec::new();
+        while !progress.has_ended() || waits.len() < ANSWERS {
             let asked = Instant::now();
             self.tenants.look("/v1/vms")?;
-            longest = longest.max(asked.elapsed());
+            waits.push(asked.elapsed());
             std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(longest)
+        Ok(waits)
     }
 
-    /// Measures the neighbour beside an attack, and the longest wait of an operator.
-    fn beside(&self, pulse: &mut Pulse, act: Act, compares: bool) -> Result<(Beat, Vec<f64>, Duration)> {
+    /// Measures the neighbour beside an attack, and the waits of an operator.
+    fn beside(&self, pulse: &mut Pulse, act: Act, compares: bool) -> Result<(Beat, Vec<f64>, Vec<Duration>)> {
         let progress = Progress::default();
         std::thread::scope(|scope| {
             let acting = scope.spawn(|| act(self, &progress));
             let operator = scope.spawn(|| {
-                let longest = self.operate(&progress);
+                let waits = self.operate(&progress);
                 // A round that has failed ends the attack beside it.
                 progress.end();
-                longest
+                waits
             });
             let deadline = Instant::now() + TIMEOUT;
             while !progress.begun.load(Ordering::Relaxed) && !acting.is_finished() {
@@ -306,11 +322,11 @@ impl Stage {
             });
             progress.end();
             let acted = acting.join().map_err(|_| anyhow!("the attack panicked"))?;
-            let longest = operator.join().map_err(|_| anyhow!("the operator panicked"))??;
+            let waits = operator.join().map_err(|_| anyhow!("the operator panicked"))??;
             acted?;
             ensure!(begun, "the attack never began");
             let (beat, ratios) = measured?;
-            Ok((beat, ratios, longest))
+            Ok((beat, ratios, waits))
         })
     }
 
@@ -336,15 +352,14 @@ impl Stage {
     }
 
     fn slices(&self, pulse: &mut Pulse, progress: &Progress, busy: &AtomicBool) -> Result<Vec<f64>> {
-        let (mut ratios, mut attacked) = (Vec::new(), 0);
+        let (mut ratios, mut without) = (Vec::new(), 0);
         while ratios.len() < *SLICES.start() || ratios.len() < *SLICES.end() && median(&ratios) > SLOWER {
             let attempts = progress.attempts.load(Ordering::Relaxed);
             std::thread::sleep(SETTLE);
             let beside_attack = pulse.slice()?;
             progress.paused.store(true, Ordering::Relaxed);
             let stopped = self.stop_attackers()?;
-            attacked +=
-                usize::from(!stopped.is_empty() || progress.attempts.load(Ordering::Relaxed) > attempts);
+            let attacked = !stopped.is_empty() || progress.attempts.load(Ordering::Relaxed) > attempts;
             busy.store(true, Ordering::Relaxed);
             std::thread::sleep(SETTLE);
             let beside_load = pulse.slice();
@@ -352,9 +367,15 @@ impl Stage {
             // Those that have ended meanwhile need no signal.
             stopped.into_iter().for_each(|process| _ = signal(process, Signal::CONT));
             progress.paused.store(false, Ordering::Relaxed);
-            ratios.push(beside_attack / beside_load?);
+            let ratio = beside_attack / beside_load?;
+            // A slice between two attempts shows nothing.
+            if attacked {
+                ratios.push(ratio);
+            } else {
+                without += 1;
+                ensure!(without < IDLE, "{without} slices without the attack, and {} with it", ratios.len());
+            }
         }
-        ensure!(attacked * 2 > ratios.len(), "attacked in {attacked} of {} slices only", ratios.len());
         Ok(ratios)
     }
 
@@ -536,11 +557,12 @@ impl Stage {
     fn replace_memory(&self, progress: &Progress) -> Result<()> {
         let socket = self.tenants.folder().join(format!("run/vm-{ATTACKER}.sock"));
         while !progress.is_over() {
-            let mut raw = FrontEnd::connect(&socket);
-            // A refusal is an answer, too: the starts of a VM have a rate, and those that wait have places.
+            progress.attempt();
+            // A refusal is an answer, too: the device may still have the last guest's contexts, the starts of a VM have a rate, and
+            // those that wait have places.
+            let Some(mut raw) = FrontEnd::try_connect(&socket) else { continue };
             raw.try_open(1, 10, FREE);
             let loose = memory(SealFlags::empty());
-            progress.attempt();
             // The device refuses it, or ends the connection.
             if raw.replace(&loose).is_ok() {
                 rustix::fs::ftruncate(&loose, 0)?;
@@ -579,17 +601,23 @@ fn measure((name, act): &(&str, Act), program: &Path, processors: Option<&Divisi
     let stage = Stage::set()?;
     let mut pulse = Pulse::start(&stage.tenants, program, processors)?;
     let compares = processors.is_some();
-    let (beat, ratios, longest) =
+    let (beat, ratios, waits) =
         stage.beside(&mut pulse, *act, compares).with_context(|| tail(&stage.tenants.printed(), 40))?;
-    println!("{name}; an operator waits {longest:?} at most");
-    for ((kind, _), Times { median, p99 }) in KINDS.into_iter().zip(beat) {
+    let late = waits.iter().filter(|wait| **wait >= ANSWER).count();
+    let longest = waits.iter().max().copied().unwrap_or_default();
+    println!("{name}; an operator waits {longest:?} at most, {late} times of {} too long", waits.len());
+    for ((kind, _), Times { median, p99, .. }) in KINDS.into_iter().zip(beat) {
         println!(
             "  {kind:8} half of the calls within {:7.0} us, 99 % within {:7.0} us",
             median / 1e3,
             p99 / 1e3
         );
     }
-    ensure!(longest < ANSWER, "an operator waited {longest:?} for an answer");
+    ensure!(
+        late * 20 <= waits.len(),
+        "an operator waited too long {late} times of {}: {waits:.0?}",
+        waits.len()
+    );
     pulse.beat(AFTER_MILLISECONDS).context("after the attack")?;
     pulse.end()?;
     stage.tenants.stop()?;

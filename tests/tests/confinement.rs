@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::thread::CapabilitySet;
-use sluice_kit::processes::Process;
+use sluice_kit::processes::{Process, make_program};
 use sluice_messages::control::{FromLauncher, ToLauncher};
 use sluice_messages::inventory::Visible;
 use sluice_shared_memory::socket;
@@ -64,10 +64,14 @@ fn each_worker_has_namespaces_of_its_own_and_no_capability() -> Result<()> {
     let binaries = Binaries::locate()?;
     let hold = programs::program("hold")?;
     let tenants = Tenants::start(&binaries, &Options::with_limits(192, &[64, 64]))?;
-    let programs: Vec<_> = [(1, "first"), (1, "second"), (2, "third")]
+    let mut programs: Vec<_> = [(1, "first"), (1, "second"), (2, "third")]
         .into_iter()
-        .map(|(vm, name)| tenants.spawn(vm, name, &hold, &["600"]))
+        .map(|(vm, name)| tenants.spawn(vm, name, &hold, &["1000"]))
         .collect::<Result<_>>()?;
+    // A worker that serves has its confinement.
+    for program in &mut programs {
+        program.wait_for_line("holding", TIMEOUT)?;
+    }
     let start = Instant::now();
     let workers = loop {
         let workers = [tenants.workers(1)?, tenants.workers(2)?].concat();
@@ -120,7 +124,7 @@ impl Launcher {
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
         let copy = |name: &str| -> Result<PathBuf> {
             let path = folder.path().join(name);
-            fs::copy(binaries.get(name)?, &path)?;
+            make_program(&binaries.get(name)?, &path);
             fs::set_permissions(&path, Permissions::from_mode(0o755))?;
             Ok(path)
         };

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
+use sluice_kit::wait::until;
 use sluice_protocol::limits;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
@@ -130,7 +131,8 @@ fn second_vm_is_refused_unless_configured(has: &str, shown: &str) -> Result<()> 
         tenants.operate("units", &[])?.contains("kernels reach host memory"),
         "`sluice units` does not show it"
     );
-    ensure!(tenants.counted("host-memory-reachable", 0)? == 1, "no event reports it");
+    let events = until(|| tenants.counted("host-memory-reachable", 0), |events| !matches!(events, Ok(0)))?;
+    ensure!(events == 1, "{events} events report it");
     computes(&tenants, 1)?;
 
     let file = tenants.folder().join("sluiced.toml");

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use sluice_api::v1::VmRequest;
+use sluice_kit::wait::until;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
 use sluice_tests::management::make_vms;
@@ -115,8 +116,13 @@ fn each_vm_sees_its_quota_and_its_own_processes() -> Result<()> {
     let mut two = host.holder(&program.path, 1, 70)?;
     let mut stranger = host.holder(&program.path, 2, 5)?;
 
-    let view = look(&mut one)?;
-    ensure!(view == look(&mut two)?, "{view:?}");
+    // Between two looks the driver may take or give back some of its own memory.
+    let views = until(
+        || Ok::<_, anyhow::Error>((look(&mut one)?, look(&mut two)?)),
+        |views| !matches!(views, Ok((one, two)) if one != two),
+    )?;
+    ensure!(views.0 == views.1, "{views:?}");
+    let (view, _) = views;
     ensure!(view.total == MEMORY[0] && view.used == view.processes.values().sum::<u64>(), "{view:?}");
     let held = |holder: &Holder| view.processes.get(&holder.id()).copied().unwrap_or(0);
     ensure!(view.processes.len() == 2 && held(&one) >= 33 * MIB && held(&two) >= 70 * MIB, "{view:?}");
@@ -129,15 +135,21 @@ fn each_vm_sees_its_quota_and_its_own_processes() -> Result<()> {
     // The tool for people and scripts shows the same.
     let bytes = |bytes: u64| bytes / MIB;
     let query = "--query-gpu=index,memory.total,memory.used";
-    let printed = host.smi(1, &[query, "--format=csv,noheader,nounits"])?;
-    let view = look(&mut two)?;
-    ensure!(printed == format!("0, {}, {}\n", bytes(view.total), bytes(view.used)), "{printed} {view:?}");
-    let programs = host.smi(1, &["--query-compute-apps=pid,used_memory", "--format=csv,noheader"])?;
-    for holder in [&one, &two] {
-        let line = format!("{}, {} MiB\n", holder.id(), bytes(held(holder)));
-        ensure!(programs.contains(&line), "{line} is not in\n{programs}");
-    }
-    ensure!(programs.lines().count() == 2, "{programs}");
+    let shows_the_same = until(
+        || -> Result<bool> {
+            let printed = host.smi(1, &[query, "--format=csv,noheader,nounits"])?;
+            let programs = host.smi(1, &["--query-compute-apps=pid,used_memory", "--format=csv,noheader"])?;
+            let view = look(&mut two)?;
+            println!("{printed}{programs}{view:?}");
+            let of_program = |(process, held): (&u32, &u64)| format!("{process}, {} MiB\n", bytes(*held));
+            let lines: Vec<String> = view.processes.iter().map(of_program).collect();
+            Ok(printed == format!("0, {}, {}\n", bytes(view.total), bytes(view.used))
+                && lines.iter().all(|line| programs.contains(line))
+                && programs.lines().count() == lines.len())
+        },
+        |same| !matches!(same, Ok(false)),
+    )?;
+    ensure!(shows_the_same, "the tool shows other figures than the library");
     let table = host.smi(2, &[])?;
     ensure!(table.contains("MiB /    512MiB") && !table.contains(&one.id().to_string()), "{table}");
     let list = host.smi(2, &["-L"])?;

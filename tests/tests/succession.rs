@@ -3,6 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+use sluice_kit::wait::until;
 use sluice_tests::managed::{Host, Options};
 use sluice_tests::programs;
 
@@ -22,6 +23,13 @@ fn whole(host: &Host, vm: &str) -> Result<Value> {
         "instance": unit["uuid"],
         "launcher": daemon["launcher_process"],
     }))
+}
+
+/// Waits until the VM `a` is as before: the next daemon may learn something of its processes a moment after it is ready.
+fn as_before(host: &Host, before: &Value) -> Result<()> {
+    let now = until(|| whole(host, "a"), |now| now.as_ref().is_ok_and(|now| now == before))?;
+    ensure!(now == *before, "{before} {now}");
+    Ok(())
 }
 
 /// A program computes with all memory of its VM while the daemon is killed and another follows, and while it hands over to
@@ -46,10 +54,10 @@ fn goes_on(mig: bool, placement: &Value) -> Result<()> {
     ensure!(!log.contains('\x1b'), "colours:\n{log:?}");
 
     host.restart().context("after a kill")?;
-    ensure!(whole(&host, "a")? == before, "{before} {}", whole(&host, "a")?);
+    as_before(&host, &before).context("after a kill")?;
     running.look().context("after a kill")?;
     host.upgrade_to_copy().context("after an upgrade")?;
-    ensure!(whole(&host, "a")? == before, "{before} {}", whole(&host, "a")?);
+    as_before(&host, &before).context("after an upgrade")?;
     running.look().context("after an upgrade")?;
     ensure!(host.done("GET", "/v1/host", None)?["process"] != first, "it is the same daemon");
 

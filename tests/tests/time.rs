@@ -121,12 +121,13 @@ fn shares_of_busy_vms_follow_weights_and_keep_the_throughput() -> Result<()> {
         let (done, used, whole) = charged_while(&tenants, &[&one])?;
         println!("{} kernels alone, charged {:.1} % of the time", done[0], whole * 100.0);
         let (alone, lone) = (done[0], whole);
-        ensure!(used[1] < 0.05, "a VM that does nothing is charged {used:?}");
+        let idle = used[1];
         let two = two.insert(busy_by_the_clock(&tenants, 2, "two")?);
         let (shared, used, whole) = charged_while(&tenants, &[&one, two])?;
         println!("{shared:?} at weights 1 and 3; charged {used:.2?} s, {:.1} % of the time", whole * 100.0);
         // It always has more work, so uncharged time is idle time. Sampling makes both ends uncertain.
         Ok([
+            ("charge of a VM that does nothing", idle, 0.0..0.05),
             ("charged alone, of the time", lone, 0.6..1.2),
             ("charged together, of the time", whole, 0.7..1.2),
             ("charge of weight 3 by weight 1", used[1] / used[0], 2.0..4.5),
@@ -136,8 +137,10 @@ fn shares_of_busy_vms_follow_weights_and_keep_the_throughput() -> Result<()> {
     })?;
     // By now the reports of their workers have been compared with the driver's figures.
     std::thread::sleep(Duration::from_secs(6));
-    let shared = progress(&[&one, two.as_ref().context("the other one")?])?;
-    ensure!(shared.iter().all(|done| *done > 0), "an honest worker goes on: {shared:?}");
+    for honest in [&one, two.as_ref().context("the other one")?] {
+        let before = done(honest)?;
+        eventually("an honest worker goes on", || done(honest).is_ok_and(|done| done > before));
+    }
     Ok(())
 }
 
@@ -179,7 +182,6 @@ fn stopped_worker_blocks_no_neighbour() -> Result<()> {
         let before = done(&one)?;
         println!("{shared:?} together, charged {used:.2?} s; {stopped:?} while the first is stopped");
         eventually("the first goes on", || done(&one).expect("its kernels") > before + 20);
-        ensure!(stopped[1] * 10 > shared[1], "the other one is blocked");
         Ok([
             (
                 "kernels beside one that is stopped, by those beside one that works",
@@ -223,8 +225,14 @@ fn vm_that_was_idle_gets_no_more_than_its_share() -> Result<()> {
         let two = busy(&tenants, 2, "two")?;
         let (done, used, _) = charged_while(&tenants, &[&one, &two])?;
         println!("{done:?} kernels, charged {used:.2?} s");
-        ensure!(done[0] > 0, "the first one gets no time because it used more before");
-        Ok([("charge of the idle one by the other's", used[1] / used[0], 0.4..2.5)])
+        Ok([
+            ("charge of the idle one by the other's", used[1] / used[0], 0.4..2.5),
+            (
+                "kernels of the first, which used more before, by all",
+                by(done[0], done[0] + done[1]),
+                0.01..1.0,
+            ),
+        ])
     })
 }
 

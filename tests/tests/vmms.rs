@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+use sluice_kit::processes::make_script;
 use sluice_tests::debian::{self, Kernel, Series};
 use sluice_tests::host::Host;
 use sluice_tests::image::Image;
@@ -206,8 +207,7 @@ fn shipped_vmm_files_match_the_connect_answer_of_the_api() -> Result<()> {
     // The script, with a program that prints its arguments.
     let folder = tempfile::tempdir()?;
     let program = folder.path().join("cloud-hypervisor");
-    fs::write(&program, "#!/bin/sh\nprintf '%s\\n' \"$@\"\n")?;
-    output_of(Command::new("chmod").arg("+x").arg(&program), QUICK)?;
+    make_script(&program, "#!/bin/sh\nprintf '%s\\n' \"$@\"\n");
     let mut script = Command::new("sh");
     script.arg(paths::workspace().join("vmm-configs/cloud-hypervisor.sh")).arg("--kernel");
     script.env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()));

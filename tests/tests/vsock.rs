@@ -67,7 +67,7 @@ fn killed_program_ends_its_worker() -> Result<()> {
     let backend = streamed()?;
     let mut neighbour = backend.spawn("neighbour", &program("neighbour")?, &["forever"])?;
     neighbour.wait_for_line("computing", TIMEOUT)?;
-    for (number, arguments) in [&["1000"] as &[&str], &["120", "fork"]].into_iter().enumerate() {
+    for (number, arguments) in [&["1000"] as &[&str], &["1000", "fork"]].into_iter().enumerate() {
         let hold = program("hold")?;
         let mut doomed = backend.spawn(&format!("doomed-{number}"), &hold, arguments)?;
         doomed.wait_for_line("holding", TIMEOUT)?;
@@ -132,11 +132,11 @@ fn host_of_another_call_version_gives_a_driver_mismatch() -> Result<()> {
     let socket = folder.path().join("other.sock");
     let listener = UnixListener::bind(&socket)?;
     // A program asks anew with each of its first calls. The thread ends with the test.
-    thread::spawn(move || -> std::io::Result<()> {
-        loop {
-            let (mut guest, _) = listener.accept()?;
-            guest.read_exact(&mut [0; HEAD_BYTES])?;
-            guest.write_all(&ToGuest::Hello { version: calls::VERSION.wrapping_add(1) }.encode())?;
+    thread::spawn(move || {
+        for mut guest in listener.incoming().flatten() {
+            let hello = ToGuest::Hello { version: calls::VERSION.wrapping_add(1) }.encode();
+            // A guest that has gone away is no error of the next one.
+            guest.read_exact(&mut [0; HEAD_BYTES]).and_then(|()| guest.write_all(&hello)).ok();
         }
     });
     let backend = streamed()?;
@@ -183,8 +183,9 @@ fn hostile_streams_are_closed_and_harm_no_neighbour() -> Result<()> {
     }
     // Many connections that send nothing, or half a message, are held and closed.
     let silent: Vec<UnixStream> = (0..60).map(|_| greeted(&backend)).collect::<Result<_>>()?;
-    for stream in &silent {
-        (&*stream).write_all(&FromGuest::Record { bytes: 4096 }.encode()[..11])?;
+    for mut stream in &silent {
+        // Those that were silent for too long are closed already.
+        stream.write_all(&FromGuest::Record { bytes: 4096 }.encode()[..11]).ok();
     }
     passed(&backend.run(&program("vector_add")?, &[])?)?;
     for mut stream in silent {
@@ -205,7 +206,7 @@ fn guest_that_never_reads_costs_the_device_no_memory() -> Result<()> {
     let backend = streamed()?;
     let device = backend.device()?;
     let mut stream = greeted(&backend)?;
-    stream.set_write_timeout(Some(Duration::from_millis(200)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(2)))?;
     let bytes = session::BYTES as u64;
     stream.write_all(&FromGuest::Create { resource: 1, bytes }.encode())?;
     stream.write_all(&FromGuest::Open { resource: 1 }.encode())?;

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// The place of software GPUs.
 const SHARED: &str = "/dev/shm";
 /// Time for processes that were just ended, on a busy machine.
-pub(crate) const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const GRACE: Duration = Duration::from_secs(60);
 
 /// The run's temporary folder, and the watch over everything else that its tests could leave.
 pub(crate) struct Leftovers {
@@ -27,11 +27,13 @@ pub(crate) struct Leftovers {
     /// Known processes, of before or named already.
     processes: BTreeSet<u32>,
     found: Vec<String>,
+    /// Time for processes that were just ended.
+    grace: Duration,
 }
 
 impl Leftovers {
-    /// `programs` is the folder of cargo's build outputs.
-    pub(crate) fn watch(programs: PathBuf) -> Result<Self> {
+    /// `programs` is the folder of cargo's build outputs; processes that were just ended have `grace` to go.
+    pub(crate) fn watch(programs: PathBuf, grace: Duration) -> Result<Self> {
         // Short, because sockets in the folder have names of at most 107 bytes. Tests run programs of other users.
         let temporary = tempfile::Builder::new()
             .prefix("t.")
@@ -41,7 +43,7 @@ impl Leftovers {
         let programs = [programs, temporary.path().to_owned()];
         let processes = processes(&programs).into_iter().map(|(id, _)| id).collect();
         let shared = names(Path::new(SHARED));
-        Ok(Self { temporary, programs, shared, processes, found: Vec::new() })
+        Ok(Self { temporary, programs, shared, processes, found: Vec::new(), grace })
     }
 
     /// The folder for the tests' temporary files.
@@ -51,7 +53,7 @@ impl Leftovers {
 
     /// Notes the leftovers of a group of tests, which has ended.
     pub(crate) fn after(&mut self, group: &str) {
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + self.grace;
         let mut left = self.left();
         while !left.is_empty() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(50));
@@ -134,7 +136,8 @@ mod tests {
     #[test]
     fn process_and_device_that_stay_are_named_once_with_their_group() {
         let folder = tempfile::tempdir().unwrap();
-        let mut leftovers = Leftovers::watch(folder.path().to_owned()).unwrap();
+        // The leftovers of this test stay until it ends them.
+        let mut leftovers = Leftovers::watch(folder.path().to_owned(), Duration::from_secs(1)).unwrap();
         leftovers.after("clean");
         assert_eq!(leftovers.found(), [] as [String; 0]);
         let device = tempfile::Builder::new().prefix("xtask-test-").tempdir_in(SHARED).unwrap();

@@ -70,6 +70,8 @@ pub(crate) struct Plan<'plan> {
     pub limit: Duration,
     /// Time limit of a test of the full tier.
     pub long_limit: Duration,
+    /// Time for the processes of a test that has ended by itself to end, too.
+    pub grace: Duration,
     /// Added to each test's environment.
     pub environment: &'plan [(&'plan str, &'plan str)],
     /// Print each test, not only failures.
@@ -217,7 +219,10 @@ fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &Test, temporary: &Path) 
     let started = Instant::now();
     let finished = process::run(&mut command, if ignored.is_some() { plan.long_limit } else { plan.limit });
     let seconds = started.elapsed().as_secs_f64();
-    let mut left_behind = end_leftovers(&format!("SLUICE_TEST_RUN={id}"), finished.is_ok());
+    let mut left_behind = end_leftovers(
+        &format!("SLUICE_TEST_RUN={id}"),
+        finished.as_ref().map_or(Duration::ZERO, |_| plan.grace),
+    );
     left_behind.extend(leftovers::names(&temporary).iter().map(|file| file.display().to_string()));
     if let Err(error) = fs::remove_dir_all(&temporary) {
         left_behind.push(format!("{}: {error}", temporary.display()));
@@ -228,8 +233,8 @@ fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &Test, temporary: &Path) 
 
 /// Ends every process that inherited the marker. After a test that ended by itself these processes first get a moment, because
 /// a process and the children that it has just killed do not end at the same instant.
-fn end_leftovers(marker: &str, grace: bool) -> Vec<String> {
-    let deadline = Instant::now() + if grace { leftovers::GRACE } else { Duration::ZERO };
+fn end_leftovers(marker: &str, grace: Duration) -> Vec<String> {
+    let deadline = Instant::now() + grace;
     let mut left = process::with_environment(marker);
     while !left.is_empty() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(20));
@@ -368,8 +373,10 @@ mod tests {
             full: false,
             parallel: 2,
             // One test runs until this limit; the others end by themselves, also on a busy machine.
-            limit: Duration::from_secs(8),
-            long_limit: Duration::from_secs(8),
+            limit: Duration::from_secs(20),
+            long_limit: leftovers::GRACE,
+            // What a test leaves behind here stays.
+            grace: Duration::from_secs(1),
             environment: &[],
             verbose: false,
         }

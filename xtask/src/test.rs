@@ -13,7 +13,7 @@ use crate::cargo::{
     Package, TestBinary, build_release, build_tests, cargo, ensure_tool, release, run_visibly, target_folder,
     tool_build, with_tools,
 };
-use crate::leftovers::Leftovers;
+use crate::leftovers::{GRACE, Leftovers};
 use crate::record::{Machine, Record, RecordVerdict, TestResult};
 use crate::runner::{self, Group, Marks, Plan};
 use crate::{
@@ -26,9 +26,9 @@ const CARGO_DENY: &str = "0.20.2";
 /// Time limit of a check that is no test.
 const CHECK: Duration = Duration::from_secs(1200);
 /// Time limit of a test.
-const TEST: Duration = Duration::from_secs(300);
+const TEST: Duration = Duration::from_secs(600);
 /// Time limit of a test with a virtual machine under software emulation, or of the full tier.
-const LONG_TEST: Duration = Duration::from_secs(900);
+const LONG_TEST: Duration = Duration::from_secs(1200);
 
 /// Lines of the output of each failed test that are shown again at the end.
 const CAUSE_LINES: usize = 8;
@@ -174,7 +174,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<bool> {
         machine: Machine::this(),
         ..Record::default()
     };
-    let mut leftovers = Leftovers::watch(target_folder()?)?;
+    let mut leftovers = Leftovers::watch(target_folder()?, GRACE)?;
     println!("Testing {} (tier {}, {} CPUs)", record.commit, record.tier, record.machine.cpus);
     for stage in Stage::value_variants() {
         if !options.wants(*stage) {
@@ -423,6 +423,7 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
                 },
                 limit: if in_vms { LONG_TEST } else { TEST },
                 long_limit: LONG_TEST,
+                grace: GRACE,
                 environment: &[("SLUICE_TIER", options.tier.name()), ("SLUICE_PROMTOOL", &promtool)],
                 verbose: options.verbose || in_vms,
             };
@@ -500,6 +501,7 @@ fn faults(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRe
         parallel: Machine::this().cpus,
         limit: CHECK,
         long_limit: CHECK,
+        grace: GRACE,
         environment: &[],
         verbose: options.verbose,
     };
@@ -556,6 +558,7 @@ fn loom(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResu
         parallel: Machine::this().cpus,
         limit: CHECK,
         long_limit: CHECK,
+        grace: GRACE,
         environment: &[],
         verbose: options.verbose,
     };

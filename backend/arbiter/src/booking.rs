@@ -79,8 +79,8 @@ impl Sizes {
 pub(crate) struct ProbeReading {
     /// Bytes booked to the arbiter.
     pub(crate) made: Option<u64>,
-    /// The largest sum of all chunks' bytes since the last look.
-    pub(crate) chunks: u64,
+    /// The sums of all chunks' bytes at the last look and at this one.
+    pub(crate) chunks: [u64; 2],
     /// Bytes booked to the probe; the outer `None` if it is not listed.
     pub(crate) probe: Option<Option<u64>>,
 }
@@ -196,6 +196,11 @@ impl BookingProbe {
         let about = |bytes: u64, expected: u64| bytes.abs_diff(expected) <= chunk / 4;
         // The driver may list it late.
         let Some(probe) = reading.probe else { return ProbeStep::Wait };
+        let [last, now] = reading.chunks;
+        if matches!(self.state, ProbeState::Mapped(_)) && last.abs_diff(now) > chunk / 4 {
+            // The arbiter's figure may be of any time between the two, and show as much more or less as the chunk.
+            return ProbeStep::Wait;
+        }
         match (self.state, probe) {
             (ProbeState::Starts | ProbeState::Maps(_), _) => ProbeStep::Wait,
             // The figure of a process includes at least the context of its own driver.
@@ -220,7 +225,9 @@ impl BookingProbe {
 
     /// True if the arbiter is listed with all chunks, including lent ones.
     fn is_made(&self, reading: ProbeReading) -> bool {
-        let all = reading.chunks.saturating_add(self.sizes.context);
+        // Chunks made since the last look may be newer than the list.
+        let [last, now] = reading.chunks;
+        let all = last.min(now).saturating_add(self.sizes.context);
         reading.made.is_some_and(|made| made.saturating_add(self.sizes.chunk() / 4) >= all)
     }
 }
@@ -238,7 +245,7 @@ mod tests {
     }
 
     fn reading(made: Option<u64>, probe: Option<Option<u64>>) -> ProbeReading {
-        ProbeReading { made, chunks: CHUNKS, probe }
+        ProbeReading { made, chunks: [CHUNKS; 2], probe }
     }
 
     /// The result of a probe. `made` and `probe` are MiB that the figures of arbiter and probe show beside chunks and context after a
@@ -261,6 +268,22 @@ mod tests {
             assert_eq!(found(noise - (100 << 10), 0), ProbeStep::Found(Booking::Nowhere));
         }
         assert_eq!(found(0, 256), ProbeStep::Wait, "it may be on its way");
+    }
+
+    #[test]
+    fn sample_while_custody_grows_or_shrinks_by_as_much_as_the_chunk_is_ignored() {
+        let mut prober = new_probe();
+        let own = Some(Some(510 * MIB));
+        _ = prober.takes(7, false);
+        let growing = ProbeReading { chunks: [0, CHUNKS], ..reading(None, own) };
+        assert_eq!(prober.evaluate(growing), ProbeStep::Lend(7, 512 * MIB), "the own figure is clear");
+        _ = prober.takes(8, false);
+        // Importers are booked, and the arbiter has made 512 MiB more since the last look.
+        let imported = reading(Some(CHUNKS + SIZES.context - 512 * MIB), Some(Some(1022 * MIB)));
+        for chunks in [[CHUNKS - 512 * MIB, CHUNKS], [CHUNKS, CHUNKS - 512 * MIB]] {
+            assert_eq!(prober.evaluate(ProbeReading { chunks, ..imported }), ProbeStep::Wait);
+        }
+        assert_eq!(prober.evaluate(imported), ProbeStep::Found(Booking::Importer));
     }
 
     #[test]

@@ -20,7 +20,7 @@ const MOST: usize = 1 << 20;
 /// Time for the process to end after its answer is complete: the driver's own end may hang.
 const GRACE: Duration = Duration::from_secs(5);
 /// Time in which killed processes must be gone; a process in the driver's hands may be stuck there.
-const REAP: Duration = Duration::from_secs(5);
+const REAP: Duration = Duration::from_secs(20);
 /// Longest wait between two looks at the child.
 const LOOK: Duration = Duration::from_millis(20);
 

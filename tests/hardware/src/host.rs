@@ -3,7 +3,7 @@
 //! All VMs are on the first GPU. Requests go through the management API, as an operator's. The daemon ends in order when the step
 //! ends, because it watches the step's end of a socket.
 
-use std::io::{ErrorKind, Read as _};
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use sluice_api::client::{CallError, Client};
+use sluice_api::supervision::wait_ready;
 use sluice_api::v1::{FenceRequest, Placement, UnitMemory, Vm, VmRequest};
 use sluice_kit::processes::end_supervised;
 
@@ -21,8 +22,6 @@ use crate::step::Step;
 use crate::stop::{Answer, Stop};
 use crate::worker::Peer;
 
-/// The line of a `sluiced` that is ready.
-const READY: &[u8; 6] = b"ready\n";
 /// Pause between two looks at the API.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -162,15 +161,13 @@ impl Host {
     fn wait_ready(&mut self) -> Answer {
         let Some(lifeline) = &mut self.lifeline else { return Ok(()) };
         lifeline.set_read_timeout(Some(PATIENCE))?;
-        let mut line = [0; READY.len()];
-        match lifeline.read_exact(&mut line) {
-            Ok(()) if line == *READY => Ok(()),
-            Ok(()) => Err(Stop::failed(format!("sluiced is not ready: {line:?}"))),
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                Err(Stop::failed("sluiced ended before it was ready; its log has the reason"))
+        wait_ready(lifeline).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => {
+                Stop::failed("sluiced ended before it was ready; its log has the reason")
             }
-            Err(error) => Err(error.into()),
-        }
+            ErrorKind::InvalidData => Stop::failed(format!("sluiced is not ready: {error}")),
+            _ => error.into(),
+        })
     }
 
     /// The programs and libraries.

@@ -11,6 +11,18 @@ use crate::{program, results, step};
 /// No step of the frame's own phase calls a driver.
 const NO_DRIVER: [&str; 4] = ["--driver", "/dev/null", "--nvml", "/dev/null"];
 
+/// The steps of the frame's own phase that end by themselves or by their limits.
+const STEPS: [&str; 8] = [
+    "self-test-answers",
+    "self-test-hangs",
+    "self-test-crashes",
+    "self-test-ends-early",
+    "self-test-lingers",
+    "self-test-is-refused",
+    "self-test-fails",
+    "self-test-goes-on",
+];
+
 fn run(out: &Path, arguments: &[&str]) -> std::process::Output {
     program().arg("run").arg(out).args(NO_DRIVER).args(arguments).output().expect("the program")
 }
@@ -36,7 +48,9 @@ pub(crate) fn runs(process: u32) -> bool {
 #[test]
 fn step_that_ends_badly_costs_only_itself() {
     let out = tempfile::tempdir().expect("a folder");
-    let output = run(out.path(), &["--phase", "self-test"]);
+    let mut arguments = vec!["--phase", "self-test"];
+    arguments.extend(STEPS.into_iter().flat_map(|step| ["--step", step]));
+    let output = run(out.path(), &arguments);
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stdout));
     let results = results(out.path());
     let outcome = |name: &str| step(&results, name)["outcome"].as_str().expect("an outcome").to_owned();
@@ -67,7 +81,7 @@ fn killed_run_leaves_readable_results_and_no_process() {
     let out = tempfile::tempdir().expect("a folder");
     let mut command = program();
     command.arg("run").arg(out.path()).args(NO_DRIVER).args(["--phase", "self-test"]);
-    for name in ["self-test-answers", "self-test-crashes", "self-test-lingers"] {
+    for name in ["self-test-answers", "self-test-crashes", "self-test-waits"] {
         command.args(["--step", name]);
     }
     let mut child = command.stdout(Stdio::null()).spawn().expect("the program");
@@ -76,10 +90,10 @@ fn killed_run_leaves_readable_results_and_no_process() {
         std::fs::read_to_string(&file)
             .is_ok_and(|text| text.contains("self-test-crashes") && text.ends_with('\n'))
     });
-    let mut lingering = None;
-    eventually("the step that lingers runs", || {
-        lingering = child_of(child.id());
-        lingering.is_some()
+    let mut waiting = None;
+    eventually("the step that waits runs", || {
+        waiting = child_of(child.id());
+        waiting.is_some()
     });
     child.kill().expect("a kill");
     child.wait().expect("its end");
@@ -88,7 +102,7 @@ fn killed_run_leaves_readable_results_and_no_process() {
     assert_eq!(step(&lines, "self-test-answers")["outcome"], "answered");
     assert_eq!(step(&lines, "self-test-crashes")["outcome"], "crashed");
     assert!(lines.iter().all(|line| line["kind"] != "verdict"));
-    eventually("the step ends with its run", || lingering.is_some_and(|process| !runs(process)));
+    eventually("the step ends with its run", || waiting.is_some_and(|process| !runs(process)));
 
     // A later run goes on in the same file, also after half a line.
     let mut text = std::fs::read_to_string(&file).expect("results");

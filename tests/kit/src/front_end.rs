@@ -67,13 +67,13 @@ pub struct FrontEnd {
 impl FrontEnd {
     /// Connects, with sealed memory and a context 1.
     pub fn connect(path: &Path) -> FrontEnd {
-        FrontEnd::try_connect(path).expect("a context")
+        FrontEnd::try_connect(path).expect("a connection and a context")
     }
 
-    /// Connects; `None` if the device refuses the context.
+    /// Connects; `None` if the device refuses the connection or the context.
     pub fn try_connect(path: &Path) -> Option<FrontEnd> {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        let mut front_end = FrontEnd::with_memory(path, memory(seals)).expect("a device");
+        let mut front_end = FrontEnd::with_memory(path, memory(seals)).ok()?;
         assert_eq!(front_end.ask(&command(GET_CAPSET_INFO, 0, &[0, 0])), 0x1102);
         (front_end.context(1) == 0x1100).then_some(front_end)
     }
@@ -267,9 +267,12 @@ impl FrontEnd {
         assert_eq!(self.try_open(context, id, at), 0x1100);
     }
 
-    /// Creates a control resource at `at` and asks for a session with it; returns the answer.
+    /// Creates a control resource at `at` and asks for a session with it; returns the first refusal, or the answer.
     pub fn try_open(&mut self, context: u32, id: u32, at: u64) -> u32 {
-        assert_eq!(self.resource(context, id, &[(at, session::BYTES as u32)]), 0x1100);
+        let made = self.resource(context, id, &[(at, session::BYTES as u32)]);
+        if made != 0x1100 {
+            return made;
+        }
         self.words.store_u64(at as usize + session::MAGIC_AT, session::MAGIC, Ordering::SeqCst);
         self.doorbell(context, Doorbell::Open { resource: id })
     }

@@ -20,8 +20,12 @@ const QUICK: Duration = Duration::from_millis(1);
 #[track_caller]
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
-    while !holds() {
+    loop {
+        // Before the question: a pause of this thread behind the last answer does not count.
         let waited = started.elapsed();
+        if holds() {
+            return;
+        }
         assert!(waited < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         give_way(waited);
     }
@@ -36,8 +40,8 @@ fn give_way(waited: Duration) {
 pub fn until<T>(mut ask: impl FnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
     let started = Instant::now();
     loop {
-        let answer = ask();
         let waited = started.elapsed();
+        let answer = ask();
         if wanted(&answer) || waited > TIMEOUT {
             return answer;
         }

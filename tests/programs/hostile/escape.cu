@@ -1,9 +1,11 @@
 // Tries to get more device memory than the VM's quota, in every known way. Each way prints its steps, a line each:
 //   step NAME ERROR BYTES     the result of the last call of the step, and the bytes that the step got until then
 // and frees everything; `balance` tells if free memory is then the same as before. The test judges the output.
+// After a step it waits for a line or the end of standard input, so that a test can observe it from outside.
 // Usage: escape WAY QUOTA [COUNT]     COUNT: of single bytes
 #include "driver.h"
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <fcntl.h>
 #include <string>
@@ -24,6 +26,8 @@ static int wrong = 0;
 static void step(const char *name, CUresult result, size_t bytes) {
     printf("step %s %d %zu\n", name, (int)result, bytes);
     fflush(stdout);
+    char byte;
+    while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR) {}
 }
 
 static void expect(const char *what, bool good) {
@@ -351,7 +355,7 @@ static void ipc() {
         expect("the other process ends well", ended_well(child));
         if (byte == 'o') address = 0;
         // The other process's worker gives its memory back a moment after the process.
-        for (int i = 0; i < 500 && free_bytes() != initial - (address ? bytes : 0); i++) usleep(10000);
+        for (int i = 0; i < 6000 && free_bytes() != initial - (address ? bytes : 0); i++) usleep(10000);
     }
     handle.reserved[20] ^= 1;
     CUdeviceptr forged;
@@ -604,7 +608,7 @@ static void processes() {
     for (pid_t child : all) expect("a process ends well", ended_well(child));
     report(*sum);
     // Their workers give memory back a moment after them.
-    for (int i = 0; i < 500 && free_bytes() != initial; i++) usleep(10000);
+    for (int i = 0; i < 6000 && free_bytes() != initial; i++) usleep(10000);
     the_rest_is_exactly("all");
 }
 
@@ -656,7 +660,7 @@ int main(int argc, char **argv) {
     else if (way == "churn") churn();
     else return 2;
     // Memory that the driver has freed counts as free when the host has noticed that, some seconds later.
-    for (int i = 0; before && way != "limits" && i < 500 && free_bytes() < before; i++) usleep(10000);
+    for (int i = 0; before && way != "limits" && i < 6000 && free_bytes() < before; i++) usleep(10000);
     // Raised limits stay raised.
     if (before && way != "limits") expect("all that was free is free again", free_bytes() >= before);
     if (way.find("-child") != std::string::npos) return wrong;

@@ -1,5 +1,6 @@
 // Runs kernels that call malloc. Prints `held ERROR` for each load that should find no room for the heap, `free BYTES BYTES`
-// around one that should, and PASS. Pauses for a while after each step, so that a test can observe it from outside.
+// around one that should, and PASS. After each step it prints `look`, and waits for a line or the end of standard input, so that a
+// test can observe it from outside.
 // Usage: heap WAY
 //   WAY  module: loads modules while most memory is taken, and again after it is freed; library: the same with a kernel of
 //        this program, which the runtime has in a library; refused: such a kernel while most memory is taken; limit: sets the
@@ -34,7 +35,11 @@ static std::string image() {
 
 static CUresult load(CUmodule *module) { return CU(cuModuleLoadData, module, (const void *)image().c_str()); }
 
-static void be_seen() { usleep(300000); }
+static void be_seen() {
+    printf("look\n");
+    fflush(stdout);
+    getchar();
+}
 
 static size_t free_bytes() {
     size_t free = 0, total = 0;
@@ -139,5 +144,6 @@ int main(int argc, char **argv) {
                                    : false;
     // Long enough for the measurement to correct the grant.
     usleep(3000000);
+    be_seen();
     return verdict(good);
 }

@@ -546,6 +546,7 @@ fn main() -> Result<()> {
         eprintln!("{name}: {:.2} s", started.elapsed().as_secs_f64());
         Ok(())
     };
+    println!("attacking");
     for _ in 0..number(2)?.unwrap_or(1) {
         attack("capsets", &mut |_| capsets())?;
         attack("payloads", &mut payloads)?;

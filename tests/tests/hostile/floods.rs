@@ -78,7 +78,7 @@ fn sessions_beyond_the_limit_are_refused() -> Result<()> {
     let scene = Scene::start()?;
     let before = direct::private_kibibytes(scene.device)?;
     let (mut opened, mut refused) = (1, 0);
-    let mut guests = Vec::new();
+    let (mut guests, mut pages) = (Vec::new(), Vec::new());
     // Every guest has as many sessions as its memory has pages for.
     while opened + refused <= limits::SESSIONS + 40 {
         let mut raw = FrontEnd::connect(&scene.backend.socket()?);
@@ -89,6 +89,7 @@ fn sessions_beyond_the_limit_are_refused() -> Result<()> {
             raw.words.store_u64(at as usize + session::MAGIC_AT, session::MAGIC, Ordering::SeqCst);
             if raw.doorbell(context, Doorbell::Open { resource: context }) == OK {
                 opened += 1;
+                pages.push((guests.len(), at));
                 continue;
             }
             refused += 1;
@@ -96,10 +97,11 @@ fn sessions_beyond_the_limit_are_refused() -> Result<()> {
         }
         guests.push(raw);
     }
-    // All of them belong to one user, as does the neighbour.
+    // All of them belong to one user, as does the neighbour. A session that got no worker in time makes room for another.
     let allowed = usize::try_from(limits::USER_SESSIONS)?;
-    println!("{opened} sessions of {allowed} opened, {refused} refused");
-    ensure!(opened == allowed, "{opened} sessions, {allowed} are allowed");
+    let lost = pages.iter().filter(|(guest, at)| guests[*guest].state(*at) == session::LOST).count();
+    println!("{opened} sessions of {allowed} opened, {lost} of them lost, {refused} refused");
+    ensure!((allowed..=allowed + lost).contains(&opened), "{opened} sessions, {allowed} are allowed");
     // The neighbour computes while workers start, as many as the rate lets through.
     std::thread::sleep(Duration::from_secs(2));
     let workers = scene.backend.processes("sluice-worker")?.len();

@@ -53,6 +53,7 @@ fn attacker_harms_no_neighbour(way: &Way) -> Result<()> {
     })?;
     stage.part("an attacker that is killed", |stage| {
         let attacker = stage.spawn(&[HOSTILE, "3", "1000000"])?;
+        attacker.wait_for_output("attacking", TIMEOUT)?;
         std::thread::sleep(Duration::from_secs(3));
         attacker.signal(Signal::KILL)?;
         let ended = attacker.wait()?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use sluice_tests::debian::{Kernel, Series};
-use sluice_tests::direct::{descriptors, mappings};
+use sluice_tests::direct::{MADE_AHEAD, descriptors, made_ahead, mappings};
 use sluice_tests::host::{Host, run_native};
 use sluice_tests::image::Image;
 use sluice_tests::paths::Binaries;
@@ -15,7 +15,7 @@ use sluice_tests::vm::{Completed, Guest, GuestCommand, GuestProcess, Machine};
 use sluice_tests::way::{Mode, Way};
 
 /// Time limit for steps that take seconds at most on an idle machine.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(240);
 pub(super) const HOSTILE: &str = "sluice-hostile-guest";
 
 /// A machine with a Sluice GPU, and the host's side of it.
@@ -148,8 +148,10 @@ impl Stage {
         }
     }
 
-    /// Descriptors of the host's processes, then mappings of the device.
+    /// Descriptors of the host's processes, then mappings of the device, once the launcher has made a process for the next device and
+    /// one for the next worker. At least one worker must have been started.
     pub(super) fn holdings(&self) -> Result<Vec<usize>> {
+        self.exactly(made_ahead(self.device()?, 2)?, MADE_AHEAD)?;
         let mut counts = vec![descriptors(self.host.process())?];
         for name in ["sluiced", "sluice-launcher", "sluice-device"] {
             counts.push(descriptors(self.only(name)?)?);

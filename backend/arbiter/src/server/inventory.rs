@@ -143,9 +143,8 @@ impl Server {
 
     /// Passes the figures of a look to the present probe.
     fn continue_booking_probe(&mut self, list: &[ListedProcess], own: u32) {
-        // Chunks made since the last look may be newer than the list.
         let (capacity, _) = self.custody.ledger().totals();
-        let chunks = core::mem::replace(&mut self.chunks_then, capacity).min(capacity);
+        let chunks = [core::mem::replace(&mut self.chunks_then, capacity), capacity];
         if self.figures == Figures::Used {
             let absent = !list.is_empty() && list.iter().all(|listed| listed.bytes.is_none());
             self.absent = if absent { self.absent.saturating_add(1) } else { 0 };

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use sluice_api::supervision::READY;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
@@ -26,7 +27,7 @@ impl Supervisor {
 
     pub(super) async fn say_ready(&mut self) -> Result<()> {
         // The socket is empty, so it has room for a few bytes.
-        match self.stream.write_all(b"ready\n").await {
+        match self.stream.write_all(READY).await {
             Ok(()) => Ok(()),
             // The next turn of the loop finds its end.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -2,12 +2,12 @@
 
 use std::{
     ffi::OsStr,
-    io::Read as _,
     os::{fd::OwnedFd, unix::net::UnixStream},
     process::{Command, ExitStatus, Output, Stdio},
 };
 
 use rustix::process::Signal;
+use sluice_api::supervision::wait_ready;
 use sluice_kit::{
     processes::{Process, signal, watch},
     wait::{TIMEOUT, until},
@@ -90,16 +90,14 @@ impl<'a> DaemonBuilder<'a> {
 
     /// Starts sluiced with this process as its supervisor, and waits until it is ready.
     pub(crate) fn supervised(mut self) -> Daemon {
-        let (mut ours, theirs) = UnixStream::pair().expect("a pair");
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
         ours.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         self.command.arg("--supervised").stdin(OwnedFd::from(theirs));
         let process = self.command.spawn().expect("sluiced");
         let mut daemon = Daemon { process: Process(process), lifeline: None };
         // The command still holds the other end of the lifeline.
         drop(self);
-        let mut line = [0; 6];
-        ours.read_exact(&mut line).expect("sluiced becomes ready");
-        assert_eq!(&line, b"ready\n");
+        wait_ready(&ours).expect("sluiced becomes ready");
         daemon.lifeline = Some(ours);
         daemon
     }

@@ -8,34 +8,35 @@ use crate::stop::{Answer, Stop};
 use crate::system;
 
 pub(crate) const QUESTIONS: &[Question] = &[
-    question("self-test-answers", 5, |step| step.note("number", 42)),
-    question("self-test-hangs", 1, |step| {
+    question("self-test-answers", 60, |step| step.note("number", 42)),
+    question("self-test-hangs", 20, |step| {
         step.note("before", true)?;
         // A child that outlives the step if only the step is killed.
         let child = Command::new("sleep").arg("600").stdout(Stdio::inherit()).spawn()?;
         step.note("child", child.id())?;
         sleep()
     }),
-    question("self-test-crashes", 5, |step| {
+    question("self-test-crashes", 60, |step| {
         step.note("before", true)?;
         system::crash();
         Ok(())
     }),
-    question("self-test-ends-early", 5, |_| std::process::exit(3)),
-    question("self-test-lingers", 10, |step| {
+    question("self-test-ends-early", 60, |_| std::process::exit(3)),
+    question("self-test-lingers", 60, |step| {
         step.note("number", 43)?;
         println!("{}", serde_json::json!({ "end": "answered" }));
         sleep()
     }),
-    question("self-test-is-refused", 5, |step| step.cuda()?.ask("cuNoSuchCall", |_| Err::<(), _>(801))),
-    question("self-test-fails", 5, |_| Err(Stop::failed("as it must"))),
-    question("self-test-goes-on", 5, |step| step.note("number", 44)),
+    question("self-test-is-refused", 60, |step| step.cuda()?.ask("cuNoSuchCall", |_| Err::<(), _>(801))),
+    question("self-test-fails", 60, |_| Err(Stop::failed("as it must"))),
+    question("self-test-goes-on", 60, |step| step.note("number", 44)),
+    question("self-test-waits", 600, |_| sleep()),
 ];
 
 /// Bytes that a step writes at most, on a disk that is large enough.
 const MOST: usize = 64 << 20;
 
-pub(crate) const WITH_FOLDER: &[Question] = &[question("self-test-fills-its-disk", 20, |step| {
+pub(crate) const WITH_FOLDER: &[Question] = &[question("self-test-fills-its-disk", 60, |step| {
     let file = step.temporary()?.join("large");
     eprintln!("{} gets {MOST} bytes", file.display());
     Ok(std::fs::write(file, vec![1; MOST])?)

@@ -546,12 +546,12 @@ impl Hostile {
         self.expect_end()
     }
 
-    /// Sends requests and never reads answers.
+    /// Sends requests and never reads answers, until it is ended.
     fn flood(&mut self) -> Result<()> {
         self.never_wait()?;
-        let end = Instant::now() + Duration::from_secs(3);
+        self.tell("flooding", "");
         let mut sent = 0_u64;
-        while Instant::now() < end {
+        loop {
             let request = self.next_of_flood();
             match self.say(request) {
                 Ok(()) => sent += 1,
