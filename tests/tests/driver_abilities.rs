@@ -189,9 +189,10 @@ fn contexts_that_take_much_memory_are_charged_and_bound_the_least_quota() -> Res
 }
 
 /// Runs programs natively and through Sluice, both on a driver with a setting, and compares them with a native run without it.
-fn programs_print_the_same(setting: (&str, &str), names: &[&str]) -> Result<()> {
+fn programs_print_the_same(setting: (&str, &str), arguments: &[&str], names: &[&str]) -> Result<()> {
     let binaries = Binaries::locate()?;
     let mut options = Options::with_limits(192, &[64]);
+    options.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     options.environment = vec![(setting.0.to_owned(), setting.1.to_owned())];
     let tenants = Tenants::start(&binaries, &options)?;
     for name in names {
@@ -219,15 +220,22 @@ fn programs_print_the_same(setting: (&str, &str), names: &[&str]) -> Result<()> 
 fn programs_print_the_same_on_a_driver_with_short_queues() -> Result<()> {
     const PROGRAMS: [&str; 8] =
         ["driver_api", "histogram", "matmul_tiled", "pools", "reduction", "streams", "threads", "vector_add"];
-    // Far below the number of operations that Sluice itself posts to a stream before it waits.
-    programs_print_the_same(("SLUICE_SOFTGPU_QUEUE_DEPTH", "2"), &PROGRAMS)
+    // Far below the number of operations that Sluice itself posts to a stream before it waits, unless it knows.
+    for arguments in [&[][..], &["--driver-queue", "2"]] {
+        programs_print_the_same(("SLUICE_SOFTGPU_QUEUE_DEPTH", "2"), arguments, &PROGRAMS)?;
+    }
+    Ok(())
 }
 
 // Promise: C138
 #[test]
-fn held_stream_delays_no_other_where_queues_are_as_short_as_those_of_hardware() -> Result<()> {
-    let depth = limits::DRIVER_QUEUE.to_string();
-    programs_print_the_same(("SLUICE_SOFTGPU_QUEUE_DEPTH", &depth), &["held"])
+fn held_stream_delays_no_other_however_short_the_queues_of_the_driver_are() -> Result<()> {
+    for depth in [2, 64, limits::DRIVER_QUEUE] {
+        let depth = depth.to_string();
+        let setting = ("SLUICE_SOFTGPU_QUEUE_DEPTH", &*depth);
+        programs_print_the_same(setting, &["--driver-queue", &depth], &["held"])?;
+    }
+    Ok(())
 }
 
 /// Two operations that do not wait for each other run in any order then, so a wait that a program or Sluice lacks shows.
@@ -249,7 +257,7 @@ fn programs_print_the_same_when_operations_start_late() -> Result<()> {
     ];
     // A seed by which a failure can be repeated.
     let delay = format!("1000,{}", std::process::id());
-    programs_print_the_same(("SLUICE_SOFTGPU_START_DELAY", &delay), &PROGRAMS)
+    programs_print_the_same(("SLUICE_SOFTGPU_START_DELAY", &delay), &[], &PROGRAMS)
 }
 
 // Promise: S90

@@ -576,6 +576,7 @@ fn device_messages() -> Result<Vec<Seed>> {
         session: 2,
         driver: "/d.so".to_owned(),
         mapped_runs: 7,
+        driver_queue: 1000,
         devices: 1,
         scrub_every_free: false,
         identity: Some([7; 16]),

@@ -54,6 +54,9 @@ pub struct Arguments {
     /// Runs of guest pages that each worker maps one by one; the rest is copied. 0 copies all
     #[arg(long, value_name = "N")]
     pub mapped_runs: Option<u32>,
+    /// Operations that the driver takes for one stream before it makes its caller wait
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    pub driver_queue: Option<u64>,
     /// Absolute path of the driver's management library (NVML), which the inventory reads
     #[arg(long, value_name = "PATH")]
     pub nvml: Option<PathBuf>,
@@ -149,6 +152,7 @@ struct File {
     libexec: Option<PathBuf>,
     driver: Option<PathBuf>,
     mapped_runs: Option<u32>,
+    driver_queue: Option<u64>,
     nvml: Option<PathBuf>,
     units: Option<u32>,
     memory: Option<ByteSize>,
@@ -309,6 +313,8 @@ pub struct Configuration {
     pub driver: String,
     /// Runs of guest pages that a worker maps one by one.
     pub mapped_runs: u32,
+    /// Operations that the driver takes for one stream before it makes its caller wait.
+    pub driver_queue: u64,
     /// Management library of the driver; absolute path.
     pub nvml: Option<PathBuf>,
     /// Memory that all VMs of a unit may have together, in thousandths of the unit's memory.
@@ -473,6 +479,7 @@ impl Configuration {
             libexec,
             driver,
             mapped_runs: arguments.mapped_runs.or(file.mapped_runs).unwrap_or(limits::MAPPED_RUNS),
+            driver_queue: arguments.driver_queue.or(file.driver_queue).unwrap_or(limits::DRIVER_QUEUE),
             nvml,
             units,
             overcommit_permille,

@@ -138,6 +138,7 @@ impl Started {
             session: 9,
             driver: "/d".into(),
             mapped_runs: 9,
+            driver_queue: 11,
             devices: 0,
             scrub_every_free: false,
             identity: None,

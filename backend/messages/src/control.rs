@@ -540,6 +540,8 @@ pub struct WorkerSetup {
     pub driver: String,
     /// Runs of guest pages that the worker maps one by one; further ones are gathered.
     pub mapped_runs: u32,
+    /// Operations that the driver takes for one stream before it makes its caller wait.
+    pub driver_queue: u64,
     /// Number of [`ToWorker::Custody`] messages that follow: one per device, in order of the ordinals. There are no other devices.
     pub devices: u32,
     /// True if memory is also cleared each time a guest's allocation is freed, before it is used again.

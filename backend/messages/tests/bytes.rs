@@ -267,6 +267,7 @@ fn setup() -> WorkerSetup {
         session: 2,
         driver: "/d.so".to_owned(),
         mapped_runs: 7,
+        driver_queue: 9,
         devices: 0,
         scrub_every_free: false,
         identity: Some(UUID),
@@ -279,7 +280,7 @@ fn worker_setup_matches_its_golden_bytes_and_other_lengths_are_refused() {
     let golden = [
         &[1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..],
         b"/d.so",
-        &[7, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+        &[7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
         &UUID,
     ]
     .concat();

@@ -156,14 +156,13 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
             session.lose(if versions { code::SYSTEM_DRIVER_MISMATCH } else { code::DEVICE_UNAVAILABLE }, 1)
         }
     };
-    let (helper, notices) =
-        match start(control, &session, driver, memory_source, setup.scrub_every_free, &attached) {
-            Ok(started) => started,
-            Err(error) => {
-                tracing::error!(%error, "cannot serve the session");
-                session.lose(code::DEVICE_UNAVAILABLE, 1)
-            }
-        };
+    let (helper, notices) = match start(control, &session, driver, memory_source, &setup, &attached) {
+        Ok(started) => started,
+        Err(error) => {
+            tracing::error!(%error, "cannot serve the session");
+            session.lose(code::DEVICE_UNAVAILABLE, 1)
+        }
+    };
     session.set_attachment(0, became);
     report(control, FromWorker::Attached { slot: 0, error: 0 });
     let attachments = Attachments { control: Arc::clone(control), session, helper, notices, incoming };
@@ -301,16 +300,17 @@ fn start(
     session: &Arc<Session>,
     driver: Arc<Driver>,
     memory_source: MemorySource,
-    scrub: bool,
+    setup: &WorkerSetup,
     attached: &Arc<Attached>,
 ) -> Result<(Helper, Arc<Notices>), std::io::Error> {
     let cpus = thread::available_parallelism().map_or(1, core::num::NonZero::get);
     let notices = Arc::new(Notices::default());
-    let fences = Arc::new(InFlightFences::new());
+    let fences = Arc::new(InFlightFences::new(setup.driver_queue));
     let (helper, inboxes) = Helper::new();
     let accounts = memory_source.custody().map_or_else(Vec::new, |custody| custody.time_accounts());
     let account = |(page, report, wake_fd)| TimeAccounting::new(page, report, Some(wake_fd));
     let time = Arc::new(Time::new(accounts.into_iter().map(account).collect()));
+    let submit_queue = Arc::new(SubmitQueue::new(Arc::clone(&time)));
     let completion = Arc::new(Completion::new(
         Arc::clone(&driver),
         Arc::clone(session),
@@ -318,11 +318,11 @@ fn start(
         Arc::clone(attached),
         helper.clone(),
         Arc::clone(&time),
+        Arc::clone(&submit_queue),
     ));
-    let submit_queue = Arc::new(SubmitQueue::new(Arc::clone(&time)));
 
     let mut memory = Memory::new(memory_source.source(), Windows::new(Arc::clone(&driver)));
-    if scrub {
+    if setup.scrub_every_free {
         memory.mapper().scrub_every_free();
     }
     let memory = Arc::new(Mutex::new(memory));

@@ -80,9 +80,10 @@ impl Harness {
         let page = MappedResource::in_place(page).into_pages();
         let session = Arc::new(Session::new(page, wake_fd(), wake_fd()).expect("eventfd"));
         let attached = Arc::new(Attached::default());
-        let fences = Arc::new(InFlightFences::new());
+        let fences = Arc::new(InFlightFences::new(limits::DRIVER_QUEUE));
         let (helper, inboxes) = Helper::new();
         let time = Arc::new(Time::own());
+        let submit_queue = Arc::new(SubmitQueue::new(Arc::clone(&time)));
         let completion = Completion::new(
             Arc::clone(&driver),
             Arc::clone(&session),
@@ -90,9 +91,9 @@ impl Harness {
             Arc::clone(&attached),
             helper.clone(),
             Arc::clone(&time),
+            Arc::clone(&submit_queue),
         );
         let completion = Arc::new(completion);
-        let submit_queue = Arc::new(SubmitQueue::new(Arc::clone(&time)));
         let memory_source = MemorySource::own(&driver, 1 << 30).expect("the driver answers");
         let notices = Arc::new(Notices::default());
         let (control, peer) = socket::pair().expect("socket pair");

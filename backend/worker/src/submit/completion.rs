@@ -30,6 +30,12 @@ use std::{
     thread::Thread,
 };
 
+/// The side that may wait until work in flight ends, because a stream of the driver is full.
+pub(crate) trait AwaitsRoom: core::fmt::Debug + Send + Sync {
+    /// Work has ended, or the session has failed.
+    fn made_room(&self);
+}
+
 /// The state that the passes share.
 #[derive(Debug)]
 pub(crate) struct Completion {
@@ -39,6 +45,7 @@ pub(crate) struct Completion {
     attached: Arc<Attached>,
     helper: Helper,
     time: Arc<Time>,
+    room: Arc<dyn AwaitsRoom>,
     /// The frees that are due when a stream slot has reached a sequence, and a flag that there are any.
     frees: Mutex<Vec<(u32, u64, u64)>>,
     any_frees: AtomicBool,
@@ -70,6 +77,7 @@ impl Completion {
         attached: Arc<Attached>,
         helper: Helper,
         time: Arc<Time>,
+        room: Arc<impl AwaitsRoom + 'static>,
     ) -> Completion {
         Completion {
             driver,
@@ -78,6 +86,7 @@ impl Completion {
             attached,
             helper,
             time,
+            room,
             frees: Mutex::default(),
             any_frees: AtomicBool::new(false),
             passing: Mutex::default(),
@@ -178,6 +187,10 @@ impl Completion {
         // Under the lock, so that the count never falls.
         let answers = self.answered.swap(requested, Ordering::AcqRel) != requested;
         drop(clock);
+        // A failed session refuses the work that waits.
+        if progress || self.session.sticky().is_some() {
+            self.room.made_room();
+        }
         if answers && let Some(waiter) = self.waiter.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // It wakes the guest once, for these publications and its own.
             waiter.unpark();

@@ -14,6 +14,7 @@ use crate::{
         completion::Completion,
         fences::InFlightFences,
         host_calls::HostCalls,
+        queue::SubmitQueue,
         time::{OPEN, PIECES_ALONE, PIECES_SHARED, Time},
     },
 };
@@ -28,7 +29,7 @@ use sluice_kit::{
     counts::{self, Counts},
 };
 use sluice_messages::custody::page::TELL;
-use sluice_protocol::session;
+use sluice_protocol::{limits, session};
 use sluice_shared_memory::{Mapping, Run};
 use std::{env, sync::Arc};
 
@@ -61,7 +62,8 @@ fn launches(count: u64, permit: Option<u32>) {
         }
         None => Time::new(Vec::new()),
     });
-    let (fences, attached) = (Arc::new(InFlightFences::new()), Arc::new(Attached::default()));
+    let (fences, attached) =
+        (Arc::new(InFlightFences::new(limits::DRIVER_QUEUE)), Arc::new(Attached::default()));
     // Launches do not need the helper threads.
     let (helper, _inboxes) = Helper::new();
     let completion = Arc::new(Completion::new(
@@ -71,6 +73,7 @@ fn launches(count: u64, permit: Option<u32>) {
         Arc::clone(&attached),
         helper,
         Arc::clone(&time),
+        Arc::new(SubmitQueue::new(Arc::clone(&time))),
     ));
     let host_calls = HostCalls::new(Arc::clone(&session), Arc::clone(&completion));
     let mut submitter = Submitter::new(

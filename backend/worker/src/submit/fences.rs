@@ -43,7 +43,7 @@ const WORDS_EACH: usize = 6;
 /// One marker for each credit, and some for the markers before work that waits for another stream.
 const LENGTH: u64 = limits::STREAM_CREDITS + 8;
 const _: () =
-    assert!(limits::STREAM_CREDITS + LENGTH <= limits::DRIVER_QUEUE, "a stream fits the driver's queue");
+    assert!(limits::STREAM_CREDITS + LENGTH <= limits::DRIVER_QUEUE, "no work waits for room by default");
 
 /// A single-producer single-consumer queue of markers.
 #[derive(Debug)]
@@ -324,14 +324,30 @@ pub(crate) struct InFlightFences {
     /// Boxed, because few slots are ever used, and every session's start clears the table.
     fences: Box<[OnceLock<Box<StreamFences>>]>,
     active: [AtomicU64; WORDS],
+    /// Operations that the driver takes for one stream before it makes its caller wait.
+    driver_queue: u64,
 }
 
 impl InFlightFences {
-    pub(crate) fn new() -> InFlightFences {
+    pub(crate) fn new(driver_queue: u64) -> InFlightFences {
         InFlightFences {
+            // A piece of work and its marker.
+            driver_queue: driver_queue.max(2),
             fences: (0..limits::STREAMS).map(|_| OnceLock::new()).collect(),
             active: core::array::from_fn(|_| AtomicU64::new(0)),
         }
+    }
+
+    /// Pieces of work of one stream that the driver takes together with their markers, and one marker before work that waits for another
+    /// stream, without making its caller wait.
+    pub(crate) const fn room(&self) -> u64 {
+        let pieces = (self.driver_queue - 1) / 2;
+        if pieces == 0 { 1 } else { pieces }
+    }
+
+    /// True if that marker fits beside the work.
+    pub(crate) const fn has_spare(&self) -> bool {
+        self.driver_queue > 2 * self.room()
     }
 
     /// The queues of a slot. Slots are checked when they are bound.
@@ -435,7 +451,7 @@ mod tests {
 
     #[test]
     fn markers_keep_their_order_and_events_are_reused() {
-        let fences = InFlightFences::new();
+        let fences = InFlightFences::new(limits::DRIVER_QUEUE);
         for sequence in 1..=LENGTH {
             assert!(fences.push(5, marker(sequence)));
         }
@@ -455,7 +471,7 @@ mod tests {
 
     #[test]
     fn staged_tickets_end_with_the_next_marker_and_make_room() {
-        let fences = InFlightFences::new();
+        let fences = InFlightFences::new(limits::DRIVER_QUEUE);
         let stream_fences = fences.of(3);
         for round in 1..=2 * LENGTH {
             let staged = round % 4;
@@ -476,7 +492,7 @@ mod tests {
 
     #[test]
     fn stream_held_back_does_not_hide_another() {
-        let fences = InFlightFences::new();
+        let fences = InFlightFences::new(limits::DRIVER_QUEUE);
         fences.push(0, marker(1));
         fences.push(1023, marker(1));
         let mut visited = Vec::new();
@@ -495,7 +511,7 @@ mod tests {
 
     #[test]
     fn context_that_is_destroyed_leaves_no_event() {
-        let fences = InFlightFences::new();
+        let fences = InFlightFences::new(limits::DRIVER_QUEUE);
         let (dead, live) = (ContextRef { handle: 1, serial: 1 }, ContextRef { handle: 1, serial: 2 });
         fences.push(0, Marker { context: dead, ..marker(1) });
         fences.push(0, Marker { context: live, ..marker(2) });
@@ -514,7 +530,7 @@ mod tests {
     #[test]
     fn threads_lose_no_marker() {
         const COUNT: u64 = 100_000;
-        let fences = InFlightFences::new();
+        let fences = InFlightFences::new(limits::DRIVER_QUEUE);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut events = 0;
@@ -546,7 +562,7 @@ mod tests {
 /// Model checks: every interleaving of a producer and a consumer, and every stale value that the memory model allows.
 #[cfg(all(test, loom))]
 mod model {
-    use super::{ContextRef, InFlightFences, Marker, Ordering, SequenceTicket};
+    use super::{ContextRef, InFlightFences, Marker, Ordering, SequenceTicket, limits};
     pub(super) use loom::sync::atomic::AtomicU64;
     use std::sync::{Arc, atomic::AtomicBool};
 
@@ -585,7 +601,7 @@ mod model {
 
     /// A producer pushes markers beside a consumer that retires; afterwards each marker is found once, in order.
     fn no_marker_is_lost() {
-        let fences = Arc::new(InFlightFences::new());
+        let fences = Arc::new(InFlightFences::new(limits::DRIVER_QUEUE));
         assert!(fences.push(SLOT, marker(1)));
         let producer = Arc::clone(&fences);
         let thread = loom::thread::spawn(move || {
@@ -602,7 +618,7 @@ mod model {
 
     /// An event comes back to the producer with the marker that it was pushed with.
     fn events_come_back() {
-        let fences = Arc::new(InFlightFences::new());
+        let fences = Arc::new(InFlightFences::new(limits::DRIVER_QUEUE));
         assert!(fences.push(SLOT, marker(1)));
         let consumer = Arc::clone(&fences);
         let thread = loom::thread::spawn(move || retire(&consumer));

@@ -1,14 +1,20 @@
 //! The hand-over between the dispatcher and the submitter thread: the items that wait, and the one submitter.
 //!
 //! Only the thread that holds the submitter submits. While an item waits, or the submitter thread performs one, the dispatcher does not
-//! get the submitter back, so items keep their order whichever thread performs them. The module knows nothing of the driver, so a
-//! model can check all its interleavings.
+//! get the submitter back, so items keep their order whichever thread performs them. The submitter thread performs them in the order of
+//! the queue, except that an item without room stays there while later ones pass it, as [`super::order`] allows. The module knows
+//! nothing of the driver, so a model can check all its interleavings.
 
-use core::time::Duration;
+use core::{sync::atomic::Ordering, time::Duration};
 #[cfg(all(test, loom))]
-use loom::sync::{Condvar, Mutex, MutexGuard};
+use loom::sync::{Condvar, Mutex, MutexGuard, atomic::AtomicBool};
+#[cfg(all(test, loom))]
+use model::fence;
 #[cfg(not(all(test, loom)))]
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicBool, fence},
+};
 use std::{collections::VecDeque, sync::PoisonError};
 
 /// An item that waits for the submitter.
@@ -26,14 +32,27 @@ pub(super) trait HandedOver {
     fn is_stuck(&self) -> bool;
 }
 
+/// The item that is to be performed next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// The item at this place in the queue.
+    Perform(usize),
+    /// One that is not admitted yet.
+    Refused,
+    /// None: all wait for room in their streams.
+    Full,
+}
+
 /// The next step of the submitter thread.
 #[derive(Debug)]
 pub(super) enum SubmitStep<S, I> {
     /// The submitter has to settle, and is then given back.
     Settle(S),
-    /// The first item is not admitted; `mixed` is true if the queue has items of more than one stream. The submitter is given back
+    /// The next item is not admitted; `mixed` is true if the queue has items of more than one stream. The submitter is given back
     /// before the thread waits.
     Refused { submitter: S, mixed: bool },
+    /// No item has room. The submitter is given back by [`Handover::await_room`].
+    Full(S),
     /// The item has to be performed, and the submitter is then given back; `last` is true if no item waits behind it.
     Perform { submitter: S, item: I, last: bool },
 }
@@ -48,6 +67,8 @@ struct HandoverState<S, I> {
     submitting: bool,
     /// True if the queue has items of more than one stream.
     mixed: bool,
+    /// Since the latest choice an item came, or a stream got room.
+    changed: bool,
 }
 
 impl<S: HandedOver, I> HandoverState<S, I> {
@@ -63,6 +84,8 @@ impl<S: HandedOver, I> HandoverState<S, I> {
 pub(super) struct Handover<S, I> {
     state: Mutex<HandoverState<S, I>>,
     changed: Condvar,
+    /// Set while items wait for room.
+    awaits_room: AtomicBool,
     /// Limit on the bytes of waiting items. At it the dispatcher waits.
     most: usize,
 }
@@ -75,8 +98,10 @@ impl<S: HandedOver, I: QueuedItem> Handover<S, I> {
             submitter: None,
             submitting: false,
             mixed: false,
+            changed: false,
         };
-        Handover { state: Mutex::new(state), changed: Condvar::new(), most }
+        let awaits_room = AtomicBool::new(false);
+        Handover { state: Mutex::new(state), changed: Condvar::new(), awaits_room, most }
     }
 
     fn lock(&self) -> MutexGuard<'_, HandoverState<S, I>> {
@@ -107,6 +132,7 @@ impl<S: HandedOver, I: QueuedItem> Handover<S, I> {
         state.bytes += item.bytes();
         state.mixed |= state.items.back().is_some_and(|last| last.slot() != item.slot());
         state.items.push_back(item);
+        state.changed = true;
         self.notify();
     }
 
@@ -151,9 +177,9 @@ impl<S: HandedOver, I: QueuedItem> Handover<S, I> {
         state
     }
 
-    /// Waits for the submitter thread's next step. `admits` is true if the first item may be submitted now. It is called under the lock,
-    /// for which the dispatcher may wait.
-    pub(super) fn next(&self, mut admits: impl FnMut(&S, &I) -> bool) -> SubmitStep<S, I> {
+    /// Waits for the submitter thread's next step. `choose` finds the item to perform. It is called under the lock, for which the
+    /// dispatcher may wait.
+    pub(super) fn next(&self, mut choose: impl FnMut(&S, &VecDeque<I>) -> Choice) -> SubmitStep<S, I> {
         let mut state = self.lock();
         loop {
             if let Some(submitter) = state.submitter.take_if(|submitter| submitter.is_stuck()) {
@@ -161,13 +187,24 @@ impl<S: HandedOver, I: QueuedItem> Handover<S, I> {
                 return SubmitStep::Settle(submitter);
             }
             let HandoverState { items, submitter, .. } = &mut *state;
-            if let Some(first) = items.front()
+            if !items.is_empty()
                 && let Some(submitter) = submitter.take()
             {
-                let item = if admits(&submitter, first) { items.pop_front() } else { None };
-                state.submitting = true;
+                let mut choice = choose(&submitter, items);
+                if choice == Choice::Full {
+                    // With this store before the second look, and the room made before the load, one of the two threads sees the
+                    // other's.
+                    self.awaits_room.store(true, Ordering::Relaxed);
+                    fence(Ordering::SeqCst);
+                    choice = choose(&submitter, items);
+                }
+                let item = if let Choice::Perform(at) = choice { items.remove(at) } else { None };
+                (state.submitting, state.changed) = (true, false);
                 let Some(item) = item else {
-                    return SubmitStep::Refused { submitter, mixed: state.mixed };
+                    return match choice {
+                        Choice::Full => SubmitStep::Full(submitter),
+                        _ => SubmitStep::Refused { submitter, mixed: state.mixed },
+                    };
                 };
                 state.bytes -= item.bytes();
                 let last = state.items.is_empty();
@@ -175,6 +212,26 @@ impl<S: HandedOver, I: QueuedItem> Handover<S, I> {
                 return SubmitStep::Perform { submitter, item, last };
             }
             state = self.wait(state);
+        }
+    }
+
+    /// Gives the submitter back, and waits until a stream may have got room, an item comes or the submitter has to settle.
+    pub(super) fn await_room(&self, submitter: S) {
+        let mut state = self.lock();
+        state.submitting = false;
+        let is_stuck = submitter.is_stuck();
+        state.submitter = Some(submitter);
+        while !state.changed && !is_stuck {
+            state = self.wait(state);
+        }
+    }
+
+    /// Has the submitter thread look again if items wait for room, after a stream got some. Costs no lock otherwise.
+    pub(super) fn made_room(&self) {
+        fence(Ordering::SeqCst);
+        if self.awaits_room.load(Ordering::Relaxed) && self.awaits_room.swap(false, Ordering::Relaxed) {
+            self.lock().changed = true;
+            self.notify();
         }
     }
 
@@ -190,17 +247,22 @@ impl<S: HandedOver, I: QueuedItem> Handover<S, I> {
 /// Model checks: every interleaving of a dispatcher and a submitter thread.
 #[cfg(all(test, loom))]
 mod model {
-    use super::{Duration, HandedOver, Handover, QueuedItem, SubmitStep};
-    use std::sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    };
+    use super::{Choice, Duration, HandedOver, Handover, Ordering, QueuedItem, SubmitStep};
+    use std::sync::{Arc, atomic::AtomicU8};
 
-    /// True to leave the notifications out, which the model has to notice: a check that cannot fail proves nothing.
-    static BROKEN: AtomicBool = AtomicBool::new(false);
+    /// The part that is left out, which the model has to notice: a check that cannot fail proves nothing.
+    static BROKEN: AtomicU8 = AtomicU8::new(0);
+    const NOTIFICATIONS: u8 = 1;
+    const FENCES: u8 = 2;
 
     pub(super) fn is_broken() -> bool {
-        BROKEN.load(Ordering::Relaxed)
+        BROKEN.load(Ordering::Relaxed) == NOTIFICATIONS
+    }
+
+    pub(super) fn fence(order: Ordering) {
+        if BROKEN.load(Ordering::Relaxed) != FENCES {
+            loom::sync::atomic::fence(order);
+        }
     }
 
     /// A submitter that records the performed items.
@@ -239,7 +301,12 @@ mod model {
     fn submit(handover: &Model) -> Vec<u32> {
         let mut refused = 0;
         loop {
-            match handover.next(|_, ModelItem(_, refusals)| refused >= *refusals) {
+            let admits = |item: Option<&ModelItem>| item.is_some_and(|ModelItem(_, most)| refused >= *most);
+            match handover.next(
+                |_, items| {
+                    if admits(items.front()) { Choice::Perform(0) } else { Choice::Refused }
+                },
+            ) {
                 SubmitStep::Settle(mut submitter) => {
                     submitter.stuck = false;
                     handover.give_back(submitter);
@@ -248,6 +315,7 @@ mod model {
                     refused += 1;
                     handover.give_back(submitter);
                 }
+                SubmitStep::Full(_) => unreachable!("no item waits for room"),
                 SubmitStep::Perform { submitter, item: ModelItem(END, _), last } => {
                     assert!(last, "an item behind the last");
                     return submitter.performed;
@@ -289,6 +357,39 @@ mod model {
         assert_eq!(thread.join().unwrap(), expected);
     }
 
+    /// An item waits for room that another thread makes, and a later one passes it meanwhile.
+    fn make_room() {
+        let handover = Arc::new(Model::new(usize::MAX));
+        let room = Arc::new(loom::sync::atomic::AtomicBool::new(false));
+        let thread = loom::thread::spawn({
+            let (handover, room) = (Arc::clone(&handover), Arc::clone(&room));
+            move || {
+                let mut performed = Vec::new();
+                while performed.len() < 2 {
+                    let has_room = |item: &ModelItem| item.0 != 1 || room.load(Ordering::Relaxed);
+                    match handover.next(|_, items| {
+                        items.iter().position(has_room).map_or(Choice::Full, Choice::Perform)
+                    }) {
+                        SubmitStep::Full(submitter) => handover.await_room(submitter),
+                        SubmitStep::Perform { submitter, item, .. } => {
+                            performed.push(item.0);
+                            handover.give_back(submitter);
+                        }
+                        SubmitStep::Settle(_) | SubmitStep::Refused { .. } => unreachable!("only room lacks"),
+                    }
+                }
+                performed
+            }
+        });
+        let mut own = Some(ModelSubmitter::default());
+        handover.queue(&mut own, ModelItem(1, 0));
+        handover.queue(&mut own, ModelItem(2, 0));
+        room.store(true, Ordering::Relaxed);
+        handover.made_room();
+        let performed = thread.join().unwrap();
+        assert!(performed == [1, 2] || performed == [2, 1], "{performed:?}");
+    }
+
     // One test, because the models share the switch.
     #[test]
     fn loom_items_keep_their_order_whichever_thread_performs_them_and_wait_without_notifications() {
@@ -301,9 +402,15 @@ mod model {
             loom::model(move || run(usize::MAX, 1, false, take));
             loom::model(move || run(usize::MAX, 0, true, take));
         }
-        BROKEN.store(true, Ordering::Relaxed);
-        let noticed =
-            std::panic::catch_unwind(|| loom::model(|| run(usize::MAX, 0, false, Handover::take_back)));
-        assert!(noticed.is_err(), "notifications do not matter to the model");
+        loom::model(make_room);
+        for (part, model) in [
+            (NOTIFICATIONS, (|| run(usize::MAX, 0, false, Handover::take_back)) as fn()),
+            (NOTIFICATIONS, make_room),
+            (FENCES, make_room),
+        ] {
+            BROKEN.store(part, Ordering::Relaxed);
+            let noticed = std::panic::catch_unwind(|| loom::model(model));
+            assert!(noticed.is_err(), "part {part} does not matter to the model");
+        }
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod fences;
 mod handover;
 pub(crate) mod host_calls;
 pub(crate) mod local;
+mod order;
 pub(crate) mod queue;
 pub(crate) mod time;
 mod unmarked;
@@ -352,11 +353,11 @@ impl Submitter {
         }
     }
 
-    /// True if a piece of work may be submitted now. While the window is full, a stream may still have one piece in flight, and
-    /// two if no other VM requests the device; so every stream that is held back has work ahead of it. Work behind a wait is
-    /// not in flight and does not fill the window.
+    /// True if a piece of work may be submitted now: its stream has room in the driver, and its device admits it. While the window is
+    /// full, a stream may still have one piece in flight, and two if no other VM requests the device; so every stream that is held
+    /// back has work ahead of it. Work behind a wait is not in flight and does not fill the window.
     pub(crate) fn admits(&self, work: &Work) -> bool {
-        if self.is_stuck() {
+        if self.is_stuck() || !self.has_room(work) {
             return false;
         }
         if !work.operation.is_work() {
@@ -371,6 +372,13 @@ impl Submitter {
                 stream_fences.is_held() || stream_fences.pending() + unmarked < if alone { 2 } else { 1 }
             }
         }
+    }
+
+    /// True if the driver takes a piece of work without making this thread wait for earlier work of its stream. After a failure it refuses
+    /// work at once, and no sequence completes any more.
+    pub(crate) fn has_room(&self, work: &Work) -> bool {
+        let ahead = work.sequence.wrapping_sub(self.session.completed(work.target.slot));
+        ahead <= self.fences.room() || self.session.sticky().is_some()
     }
 
     /// Submits one piece of work. Its sequence counts even if the driver refuses it. The failure of a post is kept for its
@@ -497,7 +505,8 @@ impl Submitter {
         self.held.retain(|held| fences.of(held.slot).is_held());
         let waits =
             self.held.iter().any(|held| held.context == target.context && target.order.waits_for(held.order));
-        if !waits || fences.of(target.slot).is_held() || self.session.sticky().is_some() {
+        let may_mark = fences.has_spare() && !fences.of(target.slot).is_held();
+        if !waits || !may_mark || self.session.sticky().is_some() {
             return;
         }
         self.mark_stream(current, target.slot);

@@ -4,6 +4,9 @@
 //! without a lock. Otherwise it lends the submitter to the submitter thread; work then queues up and the submitter thread
 //! submits it in order, each piece when the permit admits it. Once the queue is empty the submitter goes back to the
 //! dispatcher. So the dispatcher waits for no permit, and the order is the same whichever thread submits.
+//!
+//! Work whose stream is full in the driver waits here, too, until earlier work of its stream ends. Other work passes it
+//! ([`super::order`]).
 
 use crate::{
     current::Current,
@@ -15,8 +18,10 @@ use crate::{
     session::{ReplyTo, Session},
     submit::{
         Operation, Payload, Submitter, Work,
-        handover::{HandedOver, Handover, QueuedItem, SubmitStep},
+        completion::AwaitsRoom,
+        handover::{Choice, HandedOver, Handover, QueuedItem, SubmitStep},
         local::{Local, LocalMemory},
+        order::{EventUse, StayingItems, Ties},
         time::{AdmissionWait, Time},
     },
 };
@@ -44,12 +49,41 @@ pub(crate) enum QueueItem {
     Module(Box<ModuleJob>),
 }
 
+impl QueueItem {
+    /// The work that the item submits, if it does.
+    const fn work(&self) -> Option<&Work> {
+        match self {
+            QueueItem::Work(work, ..) | QueueItem::Growing(work, ..) => Some(work),
+            _ => None,
+        }
+    }
+
+    /// The ties of the item to others.
+    fn ties(&self) -> Ties {
+        match self {
+            QueueItem::Work(work, attributes, _) | QueueItem::Growing(work, attributes, ..) => {
+                let events = match work.operation {
+                    Operation::ContextRecord { .. } => return Ties::All,
+                    Operation::Wait { event } => EventUse::Waits(event),
+                    Operation::Record { event } => EventUse::Records(event),
+                    Operation::GraphLaunch { .. } => EventUse::Unknown,
+                    _ if attributes.iter().any(LaunchAttribute::records_event) => EventUse::Unknown,
+                    _ => EventUse::None,
+                };
+                Ties::Work(work.target, events)
+            }
+            QueueItem::Mark(slot) => Ties::Slot(*slot),
+            QueueItem::StreamDestroy(..) | QueueItem::EventDestroy(..) => Ties::End,
+            QueueItem::Memory(_) | QueueItem::Module(_) => Ties::All,
+        }
+    }
+}
+
 impl QueuedItem for QueueItem {
     fn slot(&self) -> Option<u32> {
         match self {
-            QueueItem::Work(work, ..) | QueueItem::Growing(work, ..) => Some(work.target.slot),
             QueueItem::Mark(slot) => Some(*slot),
-            _ => None,
+            item => item.work().map(|work| work.target.slot),
         }
     }
 
@@ -81,6 +115,12 @@ pub(crate) struct SubmitQueue {
     time: Arc<Time>,
     handover: Handover<Box<Submitter>, QueueItem>,
     pub(crate) local: LocalMemory,
+}
+
+impl AwaitsRoom for SubmitQueue {
+    fn made_room(&self) {
+        self.handover.made_room();
+    }
 }
 
 /// Has the completion thread watch the markers that only the dispatcher watched, which cannot look without the submitter.
@@ -135,16 +175,24 @@ impl SubmitQueue {
         helper: &Helper,
         memory_source: &MemorySource,
     ) {
-        let (mut current, mut wait, mut admitted) = (Current::default(), AdmissionWait::default(), false);
+        let (mut current, mut wait) = (Current::default(), AdmissionWait::default());
+        let mut staying = StayingItems::default();
+        // The device of which the next piece is submitted although the window is full.
+        let mut admitted = None;
         loop {
             let mut device = 0;
-            let next = self.handover.next(|submitter, item| {
-                let (QueueItem::Work(work, ..) | QueueItem::Growing(work, ..)) = item else { return true };
-                if admitted || submitter.admits(work) {
-                    return true;
+            let next = self.handover.next(|submitter, items| {
+                let has_room = |item: &&QueueItem| item.work().is_none_or(|work| submitter.has_room(work));
+                let Some(at) = staying.first(items, |item| item.ties(), has_room) else {
+                    return Choice::Full;
+                };
+                match items.get(at).and_then(QueueItem::work) {
+                    Some(work) if admitted != Some(work.target.device) && !submitter.admits(work) => {
+                        device = work.target.device;
+                        Choice::Refused
+                    }
+                    _ => Choice::Perform(at),
                 }
-                device = work.target.device;
-                false
             });
             match next {
                 SubmitStep::Settle(mut submitter) => {
@@ -155,10 +203,16 @@ impl SubmitQueue {
                     // The wait is for the end of the work in flight.
                     submitter.mark_before_wait(&mut current);
                     self.handover.give_back(submitter);
-                    admitted = self.time.wait(device, mixed, &mut wait);
+                    admitted = self.time.wait(device, mixed, &mut wait).then_some(device);
+                }
+                SubmitStep::Full(mut submitter) => {
+                    // No permit is needed, and the room comes with the end of the work in flight.
+                    self.time.rest();
+                    submitter.mark_before_wait(&mut current);
+                    self.handover.await_room(submitter);
                 }
                 SubmitStep::Perform { mut submitter, item, last } => {
-                    (wait, admitted) = (AdmissionWait::default(), false);
+                    (wait, admitted) = (AdmissionWait::default(), None);
                     if last {
                         self.time.rest();
                     }

@@ -94,6 +94,7 @@ pub(crate) struct Guest {
 pub(crate) struct Start<'a> {
     pub(crate) driver: PathBuf,
     pub(crate) mapped_runs: u32,
+    pub(crate) driver_queue: u64,
     pub(crate) environment: &'a [(&'a str, &'a OsStr)],
     /// The worker's ends of custody sockets, device by device.
     pub(crate) lenders: Vec<OwnedFd>,
@@ -119,13 +120,14 @@ pub(crate) enum Peer {
 impl Start<'_> {
     /// Starts on a driver with the usual parameters and without devices.
     pub(crate) fn on(driver: PathBuf) -> Self {
-        let (mapped_runs, lenders) = (limits::MAPPED_RUNS, Vec::new());
+        let (mapped_runs, driver_queue, lenders) = (limits::MAPPED_RUNS, limits::DRIVER_QUEUE, Vec::new());
         let (scrub_every_free, identity, foreign) = (false, None, None);
         let (environment, log) = (&[][..], Stdio::inherit());
         let fixed_arena = None;
         Start {
             driver,
             mapped_runs,
+            driver_queue,
             environment,
             lenders,
             scrub_every_free,
@@ -169,7 +171,16 @@ impl Guest {
     /// A worker that may not become ready.
     pub(crate) fn launched(start: Start<'_>) -> Guest {
         let Start {
-            driver, mapped_runs, environment, lenders, scrub_every_free, identity, foreign, log, ..
+            driver,
+            mapped_runs,
+            driver_queue,
+            environment,
+            lenders,
+            scrub_every_free,
+            identity,
+            foreign,
+            log,
+            ..
         } = start;
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
@@ -184,6 +195,7 @@ impl Guest {
             session: 1,
             driver: driver.into_os_string().into_string().expect("UTF-8"),
             mapped_runs,
+            driver_queue,
             devices: u32::try_from(lenders.len()).expect("few"),
             scrub_every_free,
             identity,

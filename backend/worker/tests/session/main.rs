@@ -7,6 +7,7 @@ mod custody;
 mod driver_libraries;
 mod faults;
 mod figures;
+mod full_streams;
 mod gathered;
 mod graphs;
 mod green;

@@ -75,6 +75,8 @@ pub(crate) struct Device {
     arbiter: Elsewhere,
     driver: PathBuf,
     environment: Vec<(&'static str, OsString)>,
+    /// Operations that it takes for one stream; the workers know it.
+    queue: u64,
     state: TempDir,
 }
 
@@ -95,6 +97,12 @@ impl Device {
         Device::with(&variables, terms)
     }
 
+    /// A device that takes `queue` operations for one stream before it makes its caller wait.
+    pub(crate) fn with_queue(queue: u64) -> Device {
+        let variables = [("SLUICE_SOFTGPU_QUEUE_DEPTH", &*queue.to_string())];
+        Device { queue, ..Device::with(&variables, Terms { limit: u64::MAX / 2, ..Terms::default() }) }
+    }
+
     fn with(variables: &[(&'static str, &str)], terms: Terms) -> Device {
         let state = TempDir::new().unwrap();
         let driver = std::env::current_exe().unwrap().with_file_name("libsoftgpu_cuda.so");
@@ -104,7 +112,7 @@ impl Device {
         environment.extend(variables.iter().map(|(name, value)| (*name, OsString::from(value))));
         let of_lender: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
         let arbiter = Elsewhere::start(&driver, &of_lender, terms);
-        Device { arbiter, driver, environment, state }
+        Device { arbiter, driver, environment, queue: limits::DRIVER_QUEUE, state }
     }
 
     pub(crate) fn guest(&self, mapped_runs: u32, scrub_every_free: bool) -> Guest {
@@ -136,6 +144,7 @@ impl Device {
             self.environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
         let mut guest = Guest::ready(Start {
             mapped_runs,
+            driver_queue: self.queue,
             environment: &environment,
             lenders: vec![self.arbiter.admit()],
             scrub_every_free,
@@ -213,6 +222,14 @@ fn find(
     });
     assert_eq!(result, 0, "{name}");
     (id, wire::module_function::Reply::get(&fields).unwrap())
+}
+
+/// Loads a kernel that stores to the address in its only parameter.
+pub(crate) fn store(guest: &mut Guest) -> Id<Function> {
+    let arena = guest.attach(1, ARENA, 4 << 20);
+    let (result, module) = load(guest, &arena, PTX, false);
+    assert_eq!(result, 0);
+    find(guest, module, 0, "store").0
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {

@@ -16,22 +16,22 @@ use sluice_protocol::{
 use std::time::Duration;
 
 /// `CU_STREAM_WAIT_VALUE_EQ`.
-const EQUAL: u32 = 1;
+pub(crate) const EQUAL: u32 = 1;
 
-fn wait(guest: &mut Guest, slot: u32, at: u64, value: u64, wide: bool, comparison: u32) -> u64 {
+pub(crate) fn wait(guest: &mut Guest, slot: u32, at: u64, value: u64, wide: bool, comparison: u32) -> u64 {
     guest.work(wire::stream_wait_value::CALL, slot, |w| {
         wire::stream_wait_value::Args { at: DeviceAddress(at), value, wide, comparison }.put(w)
     })
 }
 
-fn write(guest: &mut Guest, slot: u32, to: u64, value: u64) -> u64 {
+pub(crate) fn write(guest: &mut Guest, slot: u32, to: u64, value: u64) -> u64 {
     guest.work(wire::stream_write_value::CALL, slot, |w| {
         wire::stream_write_value::Args { to: DeviceAddress(to), value, wide: true }.put(w)
     })
 }
 
 /// A guest with streams in slots 1 and 2, and 16 bytes of device memory that are 0.
-fn ready(device: &Device) -> (Guest, u64) {
+pub(crate) fn ready(device: &Device) -> (Guest, u64) {
     let mut guest = device.guest(limits::MAPPED_RUNS, false);
     stream(&mut guest, 1, 1);
     stream(&mut guest, 2, 2);
@@ -173,7 +173,7 @@ fn array_whose_copies_never_begin_costs_neither_a_neighbour_nor_the_end_of_its_s
     neighbour.wait(2, last);
 }
 
-fn record_context(guest: &mut Guest, slot: u32, event: Id<Event>) -> u64 {
+pub(crate) fn record_context(guest: &mut Guest, slot: u32, event: Id<Event>) -> u64 {
     guest.work(wire::context_record::CALL, slot, |w| wire::context_record::Args { event }.put(w))
 }
 

@@ -189,6 +189,7 @@ impl Unit {
             session: 0,
             driver: self.configuration.driver.clone(),
             mapped_runs: self.configuration.mapped_runs,
+            driver_queue: self.configuration.driver_queue,
             devices: 1,
             scrub_every_free: false,
             identity: self.place.visible.uuid(),

@@ -319,6 +319,7 @@ impl Vm {
             session,
             driver: self.configuration.driver.clone(),
             mapped_runs: self.configuration.mapped_runs,
+            driver_queue: self.configuration.driver_queue,
             devices: u32::try_from(self.units().len()).unwrap_or(u32::MAX),
             scrub_every_free: self.configuration.scrub_every_free,
             identity: visible.uuid(),
