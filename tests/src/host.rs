@@ -5,10 +5,10 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use sluice_kit::wait::TIMEOUT;
 use tempfile::TempDir;
 
 use crate::debian::Series;
-use crate::direct::TIMEOUT;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, run};
 

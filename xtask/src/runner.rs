@@ -375,7 +375,7 @@ mod tests {
             // One test runs until this limit; the others end by themselves, also on a busy machine.
             limit: Duration::from_secs(20),
             long_limit: leftovers::GRACE,
-            // What a test leaves behind here stays.
+            // Files that a test leaves behind stay, however long the wait.
             grace: Duration::from_secs(1),
             environment: &[],
             verbose: false,
