@@ -4,8 +4,9 @@
 //! measured. Each row and its yardstick are measured there in turns, round after round, so that other load of the machine hits
 //! both, and neither runs while the other is timed. The names of all rows stand in `sluice_tests::performance::table`.
 //!
-//! The rows of sessions and of custody are measured on the software GPU ([`session`], [`custody`]), those of the control plane on a
-//! daemon with five hundred VMs ([`control`]). With `--vm` the rows are the additional cost of virtual machines ([`machines`]).
+//! The rows of sessions, of functions of the program and of custody are measured on the software GPU ([`session`], [`custody`]),
+//! those of the control plane on a daemon with five hundred VMs ([`control`]). With `--vm` the rows are the additional cost of
+//! virtual machines ([`machines`]).
 
 mod arbiter;
 mod control;

@@ -1,9 +1,11 @@
-//! Starts of sessions on the software GPU, each in a new process. On the null driver they would soon wait for memory: its host has no
-//! NVML, and does not learn that the driver has forgotten the last processes.
+//! Rows on the software GPU. Starts of sessions, each in a new process: on the null driver they would soon wait for memory, because its
+//! host has no NVML, and does not learn that the driver has forgotten the last processes. Functions of the program in a stream: the null
+//! driver has a thread for each.
 
 use crate::{
     cuda::Cuda,
     measure::{Rounds, Samples, nanoseconds},
+    peer::Eventfds,
     rows::{IMAGE, KERNEL, is_wanted},
     waits::monotonic,
 };
@@ -27,6 +29,12 @@ pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Measured>> {
     let names = STEPS.map(|step| format!("session/step/{step}"));
     if is_wanted(filter, "session/to-sync") || names.iter().any(|name| is_wanted(filter, name)) {
         rows.extend(to_first_kernel(&names)?);
+    }
+    for (word, together) in [("single", 1), ("queued", 400)] {
+        let name = format!("host-function/{word}");
+        if is_wanted(filter, &name) {
+            rows.push(host_functions(&name, together)?);
+        }
     }
     Ok(rows)
 }
@@ -77,6 +85,31 @@ fn to_first_kernel(names: &[String; 5]) -> Result<Vec<Measured>> {
         rows.push(rounds.row(name)?);
     }
     Ok(rows)
+}
+
+/// The time of a function of the program in a stream, until the wait for the stream ends. Several are entered before each wait.
+fn host_functions(name: &str, together: u32) -> Result<Measured> {
+    let (cuda, peer) = (Cuda::load()?, Eventfds::start()?);
+    cuda.initialise()?;
+    cuda.use_device()?;
+    let stream = cuda.stream()?;
+    let calls = |number: u32| {
+        (0..number).try_for_each(|_| cuda.call_in_stream(stream))?;
+        cuda.synchronise_stream(stream)
+    };
+    let own = |samples: &mut Samples| {
+        // The first ones of a round find the worker asleep.
+        calls(20)?;
+        for _ in 0..400 / together {
+            let start = Instant::now();
+            calls(together)?;
+            samples.push(nanoseconds(start.elapsed()) / f64::from(together));
+        }
+        Ok(())
+    };
+    let rounds = Rounds::take(ROUNDS, own, |samples| samples.time(200, || peer.turn()))?;
+    cuda.destroy_stream(stream)?;
+    rounds.row(name)
 }
 
 /// The measured process of `session/start`.

@@ -1,10 +1,8 @@
-//! Waits for kernels of a known length, functions of the program in a stream, and the way of a launch to the driver and back. They need
-//! the null driver, and its kernels.
+//! Waits for kernels of a known length, and the way of a launch to the driver and back. Both need the null driver's kernels.
 
 use crate::{
     cuda::Cuda,
     measure::{Rounds, Samples, nanoseconds},
-    peer::Eventfds,
     rows::{IMAGE, is_wanted},
 };
 use anyhow::{Context as _, Result};
@@ -32,12 +30,6 @@ pub(crate) fn measure_all(cuda: &Cuda, filter: &[String]) -> Result<Vec<Measured
             if is_wanted(filter, &name) {
                 rows.push(wait(cuda, &name, kind, length)?);
             }
-        }
-    }
-    for (word, together) in [("single", 1), ("queued", 400)] {
-        let name = format!("host-function/{word}");
-        if is_wanted(filter, &name) {
-            rows.push(host_functions(cuda, &name, together)?);
         }
     }
     for (state, pause) in [("awake", Duration::ZERO), ("asleep", IDLE)] {
@@ -70,28 +62,6 @@ fn wait(cuda: &Cuda, name: &str, kind: &str, length: Duration) -> Result<Measure
     };
     let rounds = Rounds::alone(ROUNDS, own)?;
     cuda.destroy_event(event)?;
-    cuda.destroy_stream(stream)?;
-    rounds.row(name)
-}
-
-/// The time of a function of the program in a stream, until the wait for the stream ends. Several are entered before each wait.
-fn host_functions(cuda: &Cuda, name: &str, together: u32) -> Result<Measured> {
-    let (stream, peer) = (cuda.stream()?, Eventfds::start()?);
-    let calls = |number: u32| {
-        (0..number).try_for_each(|_| cuda.call_in_stream(stream))?;
-        cuda.synchronise_stream(stream)
-    };
-    let own = |samples: &mut Samples| {
-        // The first ones of a round find the worker asleep.
-        calls(20)?;
-        for _ in 0..400 / together {
-            let start = Instant::now();
-            calls(together)?;
-            samples.push(nanoseconds(start.elapsed()) / f64::from(together));
-        }
-        Ok(())
-    };
-    let rounds = Rounds::take(ROUNDS, own, |samples| samples.time(200, || peer.turn()))?;
     cuda.destroy_stream(stream)?;
     rounds.row(name)
 }
