@@ -1,7 +1,7 @@
 //! The calls that the dispatcher serves itself: sessions, contexts, streams, events, launches.
 
 use super::{
-    Binding, Dispatcher,
+    Binding, Dispatcher, StreamSlot,
     attributes::AttributeList,
     calls::{Inline, NO_PAYLOAD, Quick, Served},
     reply_to,
@@ -687,10 +687,13 @@ impl Tables for Dispatcher {
 }
 
 impl Dispatcher {
-    /// True if no stream has this id or this slot.
-    fn is_free_for(&self, stream: Id<Stream>, slot: u32) -> bool {
-        let slot = self.slots.get(slot as usize);
-        slot.is_some_and(|slot| matches!(slot.binding, Binding::Free)) && self.streams.is_free(stream)
+    /// True if no stream has this id or this slot, and the work of earlier streams of the slot is complete: later work of a slot may pass
+    /// the end of its stream.
+    fn is_free_for(&self, stream: Id<Stream>, number: u32) -> bool {
+        let is_free = |slot: &StreamSlot| {
+            matches!(slot.binding, Binding::Free) && slot.last == self.shared.session.completed(number)
+        };
+        self.slots.get(number as usize).is_some_and(is_free) && self.streams.is_free(stream)
     }
 
     /// The facts that the guest keeps about a device.

@@ -8,11 +8,12 @@
 //! - A wait for an event means the last record before it: records and waits of one event keep their order. The events of a graph, and of
 //!   a launch that records one itself, count as all events.
 //! - A record of a whole context, and a job for a helper, pass nothing and are passed by nothing.
-//! - The end of a stream or an event passes nothing. Later items pass it, for they cannot name what it ends.
+//! - The end of a stream or an event passes nothing. Later items pass it, for they cannot name what it ends: a slot is free for another
+//!   stream once its work is complete.
 //!
-//! An item that stays is one that later items must not pass either. So an item waits for another only if a stream, an event or the whole
-//! queue ties them, and with an unlimited queue of the driver each of these ties is there, too, except that a record of an event waits
-//! for earlier records and waits of the same event.
+//! An item that stays ties later items as well. With an unlimited queue of the driver a tie delays only the submission of an item, or CUDA
+//! has it, too. Where items stay, three ties delay an item until a held stream goes on although CUDA has none: that of a record of an event to
+//! earlier records and waits of this event, that of everything to a job for a helper or a record of a whole context, and that of an end.
 
 use crate::{
     session::objects::ContextRef,
