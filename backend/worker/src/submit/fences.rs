@@ -345,7 +345,7 @@ impl InFlightFences {
         if pieces == 0 { 1 } else { pieces }
     }
 
-    /// True if that marker fits beside the work.
+    /// True if the marker before work that waits for another stream fits beside the pieces.
     pub(crate) const fn has_spare(&self) -> bool {
         self.driver_queue > 2 * self.room()
     }

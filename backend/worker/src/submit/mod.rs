@@ -378,7 +378,12 @@ impl Submitter {
     /// work at once, and no sequence completes any more.
     pub(crate) fn has_room(&self, work: &Work) -> bool {
         let ahead = work.sequence.wrapping_sub(self.session.completed(work.target.slot));
-        ahead <= self.fences.room() || self.session.sticky().is_some()
+        ahead <= self.fences.room() || self.has_failed()
+    }
+
+    /// True if work of the session has failed in a way that all later work finds.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.session.sticky().is_some()
     }
 
     /// Submits one piece of work. Its sequence counts even if the driver refuses it. The failure of a post is kept for its

@@ -209,7 +209,12 @@ impl SubmitQueue {
                     // No permit is needed, and the room comes with the end of the work in flight.
                     self.time.rest();
                     submitter.mark_before_wait(&mut current);
-                    self.handover.await_room(submitter);
+                    if submitter.has_failed() {
+                        // The markers have failed, so no end of work is noticed any more. All work has room now.
+                        self.handover.give_back(submitter);
+                    } else {
+                        self.handover.await_room(submitter);
+                    }
                 }
                 SubmitStep::Perform { mut submitter, item, last } => {
                     (wait, admitted) = (AdmissionWait::default(), None);
