@@ -117,12 +117,13 @@ impl Worker {
         descriptors.pop().expect("the chunk's descriptor")
     }
 
-    /// The answer to a `want` that was sent at `asked`. If a busy machine delayed the memory for longer than a take waits, the next take
-    /// must get it.
+    /// The answer to a `want` that was sent at `asked`; the memory is there now. If a busy machine delayed the test until here for longer
+    /// than a take waits, the next take must get it.
     pub(crate) fn lent(&self, bytes: u64, asked: Instant) -> Result<u64, u64> {
+        let late = asked.elapsed() >= Duration::from_millis(limits::TAKE_MILLISECONDS);
         match *self.numbers("lent") {
             [0, lease] => Ok(lease),
-            [error, _] if asked.elapsed() < Duration::from_millis(limits::TAKE_MILLISECONDS) => Err(error),
+            [error, _] if !late => Err(error),
             [_, _] => self.take(bytes),
             _ => panic!("an answer of two numbers"),
         }
