@@ -209,7 +209,8 @@ impl Scheduler {
         }
     }
 
-    /// The time by which an operation starts late. It depends on the place of the operation alone, not on the threads of this run.
+    /// The time by which an operation starts late. It depends on the place of the stream among all streams and of the operation in it, not
+    /// on the time at which threads run.
     fn delay_of(&self, key: Key, number: u64) -> Option<Duration> {
         let StartDelay { longest, seed } = self.delay?;
         // Generators with neighbouring seeds begin with similar numbers.

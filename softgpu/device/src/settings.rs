@@ -96,7 +96,8 @@ pub const SETTINGS: &[Setting] = &[
         "device.start_delay",
         ["microseconds, or microseconds`,`seed", "0"],
         "Longest of the random times by which each operation of a stream starts late, to find programs that rely on an order which they \
-         did not ask for. With a seed, an operation has the same time in each run.",
+         did not ask for. With a seed, a program that makes its streams and their work in the same order in each run has the same \
+         times in each.",
     ),
     setting(
         "SLUICE_SOFTGPU_CONTEXT_BYTES",
