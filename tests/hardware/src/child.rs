@@ -188,7 +188,14 @@ fn read(bytes: &[u8]) -> (Map<String, Value>, Option<Value>) {
 }
 
 /// Makes a child end with its parent and leave no core file.
+///
+/// # Errors
+/// `EPIPE` if the reader of its output, its parent as a rule, is gone already: such a death sends no signal any more.
 pub(crate) fn confine() -> Result<(), rustix::io::Errno> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
+    let output = std::io::stdout();
+    if poll(&mut [PollFd::new(&output, PollFlags::empty())], Some(&Timespec::default()))? > 0 {
+        return Err(rustix::io::Errno::PIPE);
+    }
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })
 }
