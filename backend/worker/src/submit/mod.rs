@@ -511,7 +511,7 @@ impl Submitter {
         let waits =
             self.held.iter().any(|held| held.context == target.context && target.order.waits_for(held.order));
         let may_mark = fences.has_spare() && !fences.of(target.slot).is_held();
-        if !waits || !may_mark || self.session.sticky().is_some() {
+        if !waits || !may_mark || self.has_failed() {
             return;
         }
         self.mark_stream(current, target.slot);

@@ -170,41 +170,29 @@ impl Guest {
 
     /// A worker that may not become ready.
     pub(crate) fn launched(start: Start<'_>) -> Guest {
-        let Start {
-            driver,
-            mapped_runs,
-            driver_queue,
-            environment,
-            lenders,
-            scrub_every_free,
-            identity,
-            foreign,
-            log,
-            ..
-        } = start;
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
             .args(["--control-fd", "0"])
-            .envs(environment.iter().copied())
+            .envs(start.environment.iter().copied())
             .stdin(Stdio::from(theirs))
-            .stderr(log)
+            .stderr(start.log)
             .spawn()
             .expect("the worker starts");
         let setup = WorkerSetup {
             vm: 1,
             session: 1,
-            driver: driver.into_os_string().into_string().expect("UTF-8"),
-            mapped_runs,
-            driver_queue,
-            devices: u32::try_from(lenders.len()).expect("few"),
-            scrub_every_free,
-            identity,
+            driver: start.driver.into_os_string().into_string().expect("UTF-8"),
+            mapped_runs: start.mapped_runs,
+            driver_queue: start.driver_queue,
+            devices: u32::try_from(start.lenders.len()).expect("few"),
+            scrub_every_free: start.scrub_every_free,
+            identity: start.identity,
         };
-        let next = |peer| u32::from(foreign == Some(peer));
+        let next = |peer| u32::from(start.foreign == Some(peer));
         let mut setup = codec::encode(&setup).expect("encodes");
         setup[..4].copy_from_slice(&(control::VERSION + next(Peer::Daemon)).to_le_bytes());
         socket::send(&ours, &setup, &[]).expect("setup");
-        for (device, arbiter) in (0..).zip(lenders) {
+        for (device, arbiter) in (0..).zip(start.lenders) {
             let custody = ToWorker::Custody { device };
             socket::send(&ours, &custody.encode(), &[arbiter.as_fd()]).expect("custody");
         }
@@ -221,11 +209,15 @@ impl Guest {
         let ram = memory_file(bytes);
         let runs = [Run { offset: bytes - half, bytes: half }, Run { offset: 0, bytes: bytes - half }];
         let page = Mapping::scattered(0, bytes, runs.iter().map(|run| (ram.as_fd(), *run))).expect("maps");
-        let magic =
-            if foreign == Some(Peer::Shim) { session::magic(session::VERSION + 1) } else { session::MAGIC };
+        let magic = if start.foreign == Some(Peer::Shim) {
+            session::magic(session::VERSION + 1)
+        } else {
+            session::MAGIC
+        };
         page.words().store_u64(session::MAGIC_AT, magic, Ordering::Release);
         let session = FakeGuest::new(page.words());
-        let guest = Guest { worker, control: ours, page, doorbell, wake, session, mapped_runs };
+        let guest =
+            Guest { worker, control: ours, page, doorbell, wake, session, mapped_runs: start.mapped_runs };
         if let Some(arena) = start.fixed_arena {
             let bytes = u64::try_from(rustix::fs::fstat(arena).expect("stat").st_size).expect("a size");
             let run = Run { offset: 0, bytes };
