@@ -100,6 +100,14 @@ impl Drop for Pinned<'_> {
 }
 
 impl Cuda {
+    /// Loads the library and makes the primary context of device 0 current.
+    pub(crate) fn on_device() -> Result<Cuda> {
+        let cuda = Cuda::load()?;
+        cuda.initialise()?;
+        cuda.use_device()?;
+        Ok(cuda)
+    }
+
     /// `cuInit`.
     pub(crate) fn initialise(&self) -> Result<()> {
         self.cuInit(0)

@@ -48,9 +48,7 @@ pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Measured>> {
         ("doorbell/idle", doorbell_idle),
     ];
     let wanted = |name: &str| is_wanted(filter, name);
-    let cuda = Cuda::load()?;
-    cuda.initialise()?;
-    cuda.use_device()?;
+    let cuda = Cuda::on_device()?;
     let mut rows = Vec::new();
     for (name, measure) in SINGLE {
         if wanted(name) {
@@ -326,9 +324,7 @@ fn wake_idle(cuda: &Cuda, name: &str) -> Result<Measured> {
 /// The process whose launches a test counts: `cuLaunchKernel` is called so often, when all that a first launch needs is there. It ends
 /// when its input ends.
 pub(crate) fn launch(number: u32) -> Result<()> {
-    let cuda = Cuda::load()?;
-    cuda.initialise()?;
-    cuda.use_device()?;
+    let cuda = Cuda::on_device()?;
     let kernel = cuda.kernel(IMAGE, KERNEL)?;
     for _ in 0..2 {
         cuda.launch_by_the_other_name(kernel, &mut [1, 2, 3])?;

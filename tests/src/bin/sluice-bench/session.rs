@@ -89,9 +89,7 @@ fn to_first_kernel(names: &[String; 5]) -> Result<Vec<Measured>> {
 
 /// The time of a function of the program in a stream, until the wait for the stream ends. Several are entered before each wait.
 fn host_functions(name: &str, together: u32) -> Result<Measured> {
-    let (cuda, peer) = (Cuda::load()?, Eventfds::start()?);
-    cuda.initialise()?;
-    cuda.use_device()?;
+    let (cuda, peer) = (Cuda::on_device()?, Eventfds::start()?);
     let stream = cuda.stream()?;
     let calls = |number: u32| {
         (0..number).try_for_each(|_| cuda.call_in_stream(stream))?;

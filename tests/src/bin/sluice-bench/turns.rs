@@ -56,9 +56,7 @@ impl Drop for Client {
 
 /// The client's side: answers requests until the input ends.
 pub(crate) fn serve() -> Result<()> {
-    let cuda = Cuda::load()?;
-    cuda.initialise()?;
-    cuda.use_device()?;
+    let cuda = Cuda::on_device()?;
     for line in std::io::stdin().lines() {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
