@@ -288,9 +288,6 @@ pub fn private_kibibytes(process: u32) -> Result<u64> {
         .sum()
 }
 
-/// Name of a process that the launcher has made ahead, for the next start of its kind, and that has executed no program yet.
-pub const MADE_AHEAD: &str = "sluice-ready";
-
 /// The number of processes made ahead on a host at rest: `kinds` if processes like this device or worker have namespaces of their own,
 /// which take most of the time of a start, and otherwise 0.
 ///

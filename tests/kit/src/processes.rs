@@ -45,6 +45,9 @@ impl Drop for Started {
     }
 }
 
+/// Name of a process that the launcher has made ahead, for the next start of its kind, and that has executed no program yet.
+pub const MADE_AHEAD: &str = "sluice-ready";
+
 /// Ends the processes under a supervisor whose socket this is. Waits for the end of file, which means that no process holds the
 /// other end.
 ///

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use sluice_kit::processes::MADE_AHEAD;
 use sluice_tests::debian::{Kernel, Series};
-use sluice_tests::direct::{MADE_AHEAD, descriptors, made_ahead, mappings};
+use sluice_tests::direct::{descriptors, made_ahead, mappings};
 use sluice_tests::host::{Host, run_native};
 use sluice_tests::image::Image;
 use sluice_tests::paths::Binaries;

@@ -16,7 +16,7 @@ use sluice_api::{
     v1::{Placement, VmRequest},
 };
 use sluice_kit::{
-    processes::{Started, make_program, wait_gone, watch},
+    processes::{MADE_AHEAD, Started, make_program, wait_gone, watch},
     wait::{TIMEOUT, until},
 };
 use tempfile::TempDir;
@@ -375,7 +375,7 @@ pub(crate) fn descriptors(pid: u32) -> usize {
 
 /// True if the launcher has made a process ahead, which has executed no program yet.
 pub(crate) fn is_made_ahead(process: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name == "sluice-ready\n")
+    std::fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name.trim_end() == MADE_AHEAD)
 }
 
 /// Children of a process, zombies included.
