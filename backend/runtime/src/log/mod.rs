@@ -11,7 +11,11 @@ use std::{
     os::fd::BorrowedFd,
 };
 
-use tracing_subscriber::{EnvFilter, filter::ParseError};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{
+    filter::{ParseError, Targets},
+    layer::SubscriberExt as _,
+};
 
 /// The variable with the levels to log, by default warnings and errors: `info`, `debug`, `warn,sluice_daemon=trace`…
 const VARIABLE: &str = "SLUICE_LOG";
@@ -42,12 +46,13 @@ pub fn start() -> Result<(), LogError> {
     };
     // Without colours, which a journal shows as binary data.
     let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_ansi(false)
         .with_writer(|| output::EventWriter)
         // Otherwise a macro that panics without standard error reports events that cannot be formatted.
         .log_internal_errors(false)
-        .finish();
+        .finish()
+        .with(filter);
     // Not `init`, which would also collect the logs of libraries: a guest can cause some of them at will.
     tracing::subscriber::set_global_default(subscriber)?;
     // Without a backtrace, which reads files and is impossible under a filter.
@@ -71,19 +76,27 @@ pub fn say(text: impl Display) {
     }
 }
 
-fn filter(text: &str) -> Result<EnvFilter, LogError> {
-    EnvFilter::try_new(if text.is_empty() { DEFAULT } else { text })
-        .map_err(|why| LogError::Filter(text.to_owned(), why))
+/// Levels by module; errors of modules that the text does not name are logged. Spans and fields are no part of it: their filter would
+/// link a matcher of regular expressions, whose tables each process relocates at its start.
+fn filter(text: &str) -> Result<Targets, LogError> {
+    let text = if text.is_empty() { DEFAULT } else { text };
+    let levels: Targets = text.parse().map_err(|why| LogError::Filter(text.to_owned(), why))?;
+    Ok(if levels.default_level().is_none() { levels.with_default(LevelFilter::ERROR) } else { levels })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tracing::Level;
 
     #[test]
     fn log_filter_defaults_to_warn_and_a_bad_filter_is_refused() {
         assert_eq!(filter("").unwrap().to_string(), "warn");
         assert_eq!(filter("debug").unwrap().to_string(), "debug");
+        let one = filter("sluice_daemon=trace").unwrap();
+        assert!(one.would_enable("sluice_daemon::units", &Level::TRACE));
+        assert!(one.would_enable("sluice_messages", &Level::ERROR));
+        assert!(!one.would_enable("sluice_messages", &Level::WARN));
         assert!(matches!(filter("warn,=?"), Err(LogError::Filter(text, _)) if text == "warn,=?"));
     }
 }
