@@ -51,7 +51,8 @@ pub(crate) fn chosen(devices: &[Arc<Device>], environment: &Environment) -> Vec<
 /// The visible devices of a GPU.
 fn faces(device: &Arc<Device>) -> Vec<Face> {
     let identity = device.identity();
-    let geometry = device.geometry().filter(|_| device.is_divided());
+    // Most devices are not divided, and the table of divisions takes milliseconds to parse.
+    let geometry = device.is_divided().then(|| device.geometry()).flatten();
     let Some(geometry) = geometry else {
         return vec![Face {
             device: Arc::clone(device),
