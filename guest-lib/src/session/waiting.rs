@@ -102,7 +102,7 @@ struct Sleeper {
 pub(crate) struct Waiting {
     link: Arc<SessionLink>,
     state: Arc<WaitState>,
-    /// Polls of one wait, per kind of condition: few if recent waits outlasted them.
+    /// Nanoseconds that a wait polls, per kind of condition: few if recent waits outlasted them.
     budgets: [AtomicU32; KINDS],
     longest: u32,
     /// True if a thread may poll on without delaying others; and waits in a row that outlasted this, per kind of condition.
@@ -125,10 +125,10 @@ struct Sleepers {
     waker: bool,
 }
 
-/// Most polls of one wait, if polling has succeeded lately: some 30 microseconds.
-const LONGEST: u32 = 2000;
-/// Fewest polls of one wait.
-const SHORTEST: u32 = 20;
+/// Nanoseconds that a wait polls at most, if polling has succeeded lately.
+const LONGEST: u32 = 50_000;
+/// Nanoseconds that it polls at least.
+const SHORTEST: u32 = 500;
 /// Time for which a thread polls on before its first nap, on machines with this many processors.
 const POLLING: Duration = Duration::from_micros(200);
 const AMPLE: usize = 4;
@@ -163,6 +163,23 @@ pub(crate) fn pause(duration: Duration) {
     }
 }
 
+/// Polls until the condition holds; `false` if it does not within `time`. The clock bounds it, since a poll takes ten times as long
+/// where the hypervisor traps the pause between two.
+fn poll(condition: Condition, words: &Words, time: Duration) -> bool {
+    let mut started = None;
+    loop {
+        for _ in 0..POLLS {
+            if condition.holds(words) {
+                return true;
+            }
+            core::hint::spin_loop();
+        }
+        if started.get_or_insert_with(Instant::now).elapsed() >= time {
+            return false;
+        }
+    }
+}
+
 impl Waiting {
     pub(crate) fn new(link: Arc<SessionLink>) -> Waiting {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -186,17 +203,14 @@ impl Waiting {
             self.link.lose(&error);
         }
         let Some(budget) = self.budgets.get(condition.place()) else { return };
-        let polls = budget.load(Ordering::Relaxed).min(self.longest);
-        for _ in 0..polls {
-            if condition.holds(words) {
-                if polls < LONGEST {
-                    budget.store(LONGEST.min(polls.saturating_mul(2)), Ordering::Relaxed);
-                }
-                return;
+        let time = budget.load(Ordering::Relaxed).min(self.longest);
+        if poll(condition, words, Duration::from_nanos(time.into())) {
+            if time < LONGEST {
+                budget.store(LONGEST.min(time.saturating_mul(2)), Ordering::Relaxed);
             }
-            core::hint::spin_loop();
+            return;
         }
-        budget.store((polls / 2).max(SHORTEST), Ordering::Relaxed);
+        budget.store((time / 2).max(SHORTEST), Ordering::Relaxed);
         if !(condition.is_urgent() && self.nap(condition)) {
             self.sleep(condition);
         }
@@ -215,7 +229,7 @@ impl Waiting {
             return false;
         }
         let started = Instant::now();
-        let mut over = self.poll_on(condition, started);
+        let mut over = self.poll_on(condition);
         let mut elapsed = started.elapsed();
         // The thread belongs to the program, so its timer slack is restored.
         let before = (!over).then(thread::current_timer_slack).and_then(|slack| NonZeroU64::new(slack.ok()?));
@@ -235,18 +249,12 @@ impl Waiting {
     }
 
     /// Polls until the condition holds; `false` if that takes too long, or did so lately.
-    fn poll_on(&self, condition: Condition, started: Instant) -> bool {
+    fn poll_on(&self, condition: Condition) -> bool {
         let Some(unended) = self.unended.get(condition.place()).filter(|_| self.polls_on) else {
             return false;
         };
         let misses = unended.load(Ordering::Relaxed);
-        let mut over = false;
-        while is_worthwhile(misses) && !over && started.elapsed() < POLLING {
-            over = (0..POLLS).any(|_| {
-                core::hint::spin_loop();
-                condition.holds(&self.link.words)
-            });
-        }
+        let over = is_worthwhile(misses) && poll(condition, &self.link.words, POLLING);
         unended.store(if over { 0 } else { misses.wrapping_add(1) }, Ordering::Relaxed);
         over
     }
