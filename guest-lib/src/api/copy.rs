@@ -32,8 +32,16 @@ use sluice_protocol::{
 };
 use std::collections::VecDeque;
 
-/// Portions of one copy from the device that are under way at once.
+/// Portions of one copy from the device that are under way at once, and of a copy that is no longer than they are.
 const PORTIONS: usize = 8;
+/// Bytes of a portion at least: the transfer of fewer takes less time than the call of the driver for it.
+const SHORT_PORTION: u64 = 128 << 10;
+
+/// Bytes of a portion of a staged copy. Of a short copy they are few: neither the staging of the first one nor the transfer of the last
+/// overlaps with anything.
+fn portion_of(bytes: u64) -> u64 {
+    (bytes / PORTIONS as u64).next_multiple_of(SHORT_PORTION).clamp(SHORT_PORTION, PORTION)
+}
 
 fn to_device(
     process: &ProcessState,
@@ -60,9 +68,9 @@ fn to_device(
     }
     let mode = mode.of_pageable(bytes);
     wait_for_host_functions(process, stream, mode)?;
-    let (mut done, mut last) = (0, 0);
+    let (mut done, mut last, most) = (0, 0, portion_of(bytes));
     while done < bytes {
-        let portion = (bytes - done).min(PORTION);
+        let portion = (bytes - done).min(most);
         last = staged(process, stream, portion, |at| {
             host_memory::copy(at, from + done, length(portion)?);
             post(to + done, at, portion)
@@ -96,7 +104,7 @@ fn from_device(
     }
     // Into pageable memory a copy blocks by contract.
     let mut under_way = VecDeque::with_capacity(PORTIONS);
-    let (mut posted, mut result) = (0, Ok(()));
+    let (mut posted, mut result, most) = (0, Ok(()), portion_of(bytes));
     let arrive = |(at, portion, sequence, room): (u64, u64, u64, Room)| {
         let arrived = process.session.wait_complete(stream.slot, sequence);
         if arrived.is_ok() {
@@ -113,7 +121,7 @@ fn from_device(
             result = arrive(portion);
             continue;
         }
-        let portion = (bytes - posted).min(PORTION);
+        let portion = (bytes - posted).min(most);
         match process.arena.allocate(&process.session, portion) {
             Ok(Some(room)) => match post(room.address(), from + posted, portion) {
                 Ok(sequence) => under_way.push_back((posted, portion, sequence, room)),
