@@ -54,6 +54,7 @@ fn main() -> Result<()> {
 /// Measures rows in a guest program, for the process that started it: `MODE FILE [NAME PART]...`.
 fn write(arguments: &[String], measure: impl Fn(&[String]) -> Result<Vec<Measured>>) -> Result<()> {
     let file = arguments.get(1).context("a file")?;
+    measure::settle()?;
     let rows = measure(arguments.get(2..).unwrap_or_default())?;
     std::fs::write(file, serde_json::to_vec(&rows)?).with_context(|| format!("writing {file}"))
 }

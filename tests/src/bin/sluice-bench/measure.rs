@@ -14,6 +14,49 @@ use std::{
 /// Pause before a row and before its yardstick: by then the worker that was measured before sleeps.
 const REST: Duration = Duration::from_millis(10);
 
+/// The longest wait until this machine is idle; one with other work is measured as it is.
+const SETTLING: Duration = Duration::from_secs(10);
+/// Time over which the machine is judged, and the largest part of it that its processors may work.
+const JUDGED: Duration = Duration::from_millis(200);
+const BUSY: f64 = 0.1;
+
+/// Waits until this machine is idle, for a while: a backend that has just started clears all memory of its device, which takes a second of
+/// one processor.
+pub(crate) fn settle() -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < SETTLING {
+        let before = processor_ticks()?;
+        std::thread::sleep(JUDGED);
+        let after = processor_ticks()?;
+        #[expect(clippy::cast_precision_loss, reason = "hundredths of seconds")]
+        if ((after.busy - before.busy) as f64) < BUSY * (after.all - before.all) as f64 {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Clock ticks of all processors together since the start of the machine.
+struct ProcessorTicks {
+    busy: u64,
+    all: u64,
+}
+
+/// The first line of `/proc/stat`, of proc_stat(5): user, nice, system, idle, iowait and others.
+fn processor_ticks() -> Result<ProcessorTicks> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let line = text
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("cpu "))
+        .context("no line of all processors")?;
+    let ticks = line.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+    let idle: u64 = ticks.iter().skip(3).take(2).sum();
+    // The time of guests, from the ninth figure on, is a part of the user's.
+    let all: u64 = ticks.iter().take(8).sum();
+    Ok(ProcessorTicks { busy: all - idle, all })
+}
+
 /// Samples of one quantity, in one unit.
 #[derive(Default)]
 pub(crate) struct Samples(Vec<f64>);
