@@ -15,8 +15,9 @@
 //! | of the driver | have the guest run functions of its program | call the driver |
 //!
 //! [`dispatch`] decodes and checks calls. [`submit`] gives work to the driver, marks its end and publishes it. [`helper`] has the
-//! two helper threads' queues; [`memory`] and [`modules`] serve their calls, [`graphs`] has executable graphs, and [`images`] arrays. [`session`] has the memory shared with the guest and
-//! the tables of objects, [`arenas`] the guest pages that the driver uses, [`control`] the messages of the device.
+//! two helper threads' queues; [`memory`] and [`modules`] serve their calls, [`graphs`] has executable graphs, and [`images`]
+//! arrays. [`session`] has the memory shared with the guest and the tables of objects, [`arenas`] the guest pages that the driver
+//! uses, [`control`] the messages of the device.
 
 mod arenas;
 mod control;

@@ -1,8 +1,9 @@
 //! The dispatcher: it takes records off the ring, in order, and executes each or hands it on.
 //!
 //! One thread. It never makes a call that waits for the GPU, unless the context is broken and the wait is short: work goes to the
-//! [`Submitter`], calls that may wait go to a helper. It owns every table of the session and reads them without a lock. A record that is not one of the call table, or
-//! that breaks the rules of sequences and credits, ends the session: a shim never writes such a record.
+//! [`Submitter`], calls that may wait go to a helper. It owns every table of the session and reads them without a lock. A record that
+//! is not one of the call table, or that breaks the rules of sequences and credits, ends the session: a shim never writes such a
+//! record.
 
 mod attributes;
 mod calls;

@@ -1,7 +1,9 @@
 //! The two helper threads: they run the jobs that may wait, each in the order of requests.
 //!
+//! The dispatcher sends jobs and never waits for their results; only if a queue is full does it wait for room.
 //! The memory helper owns contexts, device memory and the pinning of arenas; the module helper owns images and functions.
-//! A helper leaves a [`Notice`](crate::helper::notice::Notice) for the dispatcher before it answers the guest.
+//! A helper leaves a [`Notice`](crate::helper::notice::Notice) for the dispatcher before it answers the guest. It never takes a
+//! record off the ring.
 
 pub(crate) mod jobs;
 pub(crate) mod kinds;

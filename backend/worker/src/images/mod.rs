@@ -1,7 +1,7 @@
 //! Arrays and the references to images: the worker's objects behind their ids.
 //!
-//! The dispatcher owns them and looks boxes of copies up in their shapes; the module helper makes what they name in the driver. An
-//! array keeps its shape, so that it could be made again.
+//! The dispatcher owns them and looks boxes of copies up in their shapes; the module helper makes the driver's objects that they
+//! name. An array keeps its shape, so that it could be made again. Nothing here calls the driver.
 
 mod shape;
 

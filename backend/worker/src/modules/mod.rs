@@ -1,6 +1,7 @@
 //! The module helper: images, functions, queries about them, links, executable graphs, green contexts, and arrays with their textures.
 //!
-//! One thread, to which the dispatcher passes jobs. It owns the state of images; it never touches the guest's memory and never submits a kernel of the guest.
+//! One thread, to which the dispatcher passes jobs. It owns the state of images; it never touches the guest's memory and never
+//! submits a kernel of the guest.
 
 mod arrays;
 mod graphs;

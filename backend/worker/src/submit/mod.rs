@@ -1,7 +1,8 @@
 //! Work for the GPU, resolved and checked, on its way to the driver.
 //!
-//! A [`Submitter`] puts work on a stream and marks it: it records an event behind the work, whose end shows that the work is complete.
-//! [`unmarked`] has the moments at which it does, and the reasons.
+//! The dispatcher calls it, and the submitter thread ([`queue`]) while work waits for a permit. A [`Submitter`] puts work on a stream
+//! and marks it: it records an event behind the work, whose end shows that the work is complete. [`unmarked`] has the moments at which
+//! it does, and the reasons. It owns the work in flight; it never reads the ring, and checks no call of the guest.
 
 pub(crate) mod completion;
 #[cfg(test)]
