@@ -150,9 +150,13 @@ impl Unit {
 
     /// Sends an arbiter the full state and handles its messages, to its end. Returns the reason of the end.
     async fn run(&self, arbiter: &Arbiter) -> io::Result<String> {
+        let adopted = arbiter.receipts.is_none();
         // It takes the unit's memory only when its record is on disk for the next daemon. If the write fails, the task that
-        // keeps the checkpoint logs it.
-        _ = self.checkpoint.written().await;
+        // keeps the checkpoint logs it. That of an adopted arbiter is on disk, and its unit lends already: a session would be
+        // refused that asks for memory before the queue is here.
+        if !adopted {
+            _ = self.checkpoint.written().await;
+        }
         let setup = ArbiterSetup {
             unit: self.number,
             driver: self.configuration.driver.clone(),
@@ -180,7 +184,7 @@ impl Unit {
         for (&vm, terms) in self.terms.borrow().iter() {
             self.tell_terms(vm, terms);
         }
-        if arbiter.receipts.is_none() {
+        if adopted {
             // The last daemon may have been killed before it could send this.
             for (vm, epoch) in self.checkpoint.gone(|vm| self.terms.borrow().contains_key(&vm)) {
                 self.tell(ToArbiter::Forget { vm, epoch });
