@@ -1,4 +1,6 @@
 //! `sluiced` and the launcher as processes; the other processes are stand-ins.
+//!
+//! Runs: many at once
 
 mod adoption;
 mod api;
