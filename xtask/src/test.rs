@@ -303,7 +303,11 @@ fn run_stage(
         Stage::Clippy => Ok(vec![runner::check(
             "stage::clippy",
             CHECK,
-            cargo().args(["clippy", "--all-targets"]).args(options.packages()).args(["--", "-D", "warnings"]),
+            // For release, as all other builds: macros and build scripts are then compiled once.
+            cargo()
+                .args(["clippy", "--release", "--all-targets"])
+                .args(options.packages())
+                .args(["--", "-D", "warnings"]),
         )]),
         Stage::Prose => {
             let mut results = findings("stage::prose", || prose::findings(&paths::workspace()))?;
@@ -578,7 +582,7 @@ fn loom(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResu
 
 fn doc(options: &TestOptions) -> Command {
     let mut doc = cargo();
-    doc.args(["doc", "--no-deps", "--document-private-items"]);
+    doc.args(["doc", "--release", "--no-deps", "--document-private-items"]);
     doc.args(options.packages()).env("RUSTDOCFLAGS", "-D warnings");
     doc
 }
