@@ -27,6 +27,11 @@ static LINKS: Registry<Mutex<LinkObject>> = Registry::new(Kind::Link, Error::INV
 /// Limit on the texts of a link.
 pub(crate) const INPUTS: usize = 1 << 14;
 
+/// The member of the vendor's archive of the device runtime, which has machine code only.
+const RUNTIME_MEMBER: &[u8] = b"cuda_device_runtime.o/";
+/// The functions of the device runtime that the engine does not have by itself. They are weak, since a program may link the runtime twice.
+const RUNTIME: &[u8] = include_bytes!("device_runtime.ptx");
+
 type Outcome<T = ()> = std::result::Result<T, LoadRefusal>;
 
 /// The inputs of a link.
@@ -115,7 +120,15 @@ fn texts(kind: u32, bytes: &[u8], max_registers: Option<u32>) -> Outcome<Vec<Lin
                 .filter_map(|fatbin| select_ptx(fatbin).ok())
                 .map(|text| LinkedText { text, max_registers })
                 .collect();
-            if texts.is_empty() { Err(no_code()) } else { Ok(texts) }
+            if !texts.is_empty() {
+                Ok(texts)
+            } else if kind == input::LIBRARY
+                && bytes.windows(RUNTIME_MEMBER.len()).any(|part| part == RUNTIME_MEMBER)
+            {
+                Ok(one(RUNTIME.to_vec()))
+            } else {
+                Err(no_code())
+            }
         }
         input::NVVM => Err(LoadRefusal {
             error: Error::NOT_SUPPORTED,
@@ -276,6 +289,27 @@ mod tests {
         let refusal = link.complete().map(drop).unwrap_err();
         assert_eq!(refusal.error, Error::INVALID_IMAGE);
         assert!(refusal.text.contains("odd"), "{}", refusal.text);
+    }
+
+    // Promise: S92
+    #[test]
+    fn archive_without_text_is_refused_unless_it_is_the_device_runtime() {
+        let machine_code = |member: &str| format!("!<arch>\n//              {member}/\n");
+        let mut link = PendingLink::default();
+        let other = link.add(input::LIBRARY, machine_code("other.o").as_bytes(), "other", None).unwrap_err();
+        assert_eq!(other.error, Error::NO_BINARY_FOR_GPU);
+        let caller = ".version 7.0 .target sm_80 .address_size 64 \
+            .extern .func (.param .b32 r) cudaCGSynchronize(.param .b64 h, .param .b32 f); \
+            .visible .entry run() { .reg .b32 %r; call.uni (%r), cudaCGSynchronize, (0, 0); ret; }";
+        link.add(input::PTX, caller.as_bytes(), "caller", None).map_err(|refusal| refusal.text).unwrap();
+        assert!(link.complete().is_err(), "the function is in no input");
+        for _ in 0..2 {
+            let runtime = machine_code("cuda_device_runtime.o");
+            link.add(input::LIBRARY, runtime.as_bytes(), "runtime", None)
+                .map_err(|refusal| refusal.text)
+                .unwrap();
+        }
+        assert!(link.complete().is_ok());
     }
 
     #[test]

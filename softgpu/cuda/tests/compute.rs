@@ -302,3 +302,86 @@ fn image_that_ends_at_unreadable_memory_loads() {
         ok!(cuModuleUnload(module));
     }
 }
+
+/// Three times, each block adds 1 to a number of its own, and after a barrier of the grid each thread adds all numbers to its total.
+const GRID_GROUP: &str = "
+    .extern .func (.param .b64 handle) cudaCGGetIntrinsicHandle(.param .b32 scope);
+    .extern .func (.param .b32 status) cudaCGSynchronize(.param .b64 handle, .param .b32 flags);
+    .extern .func (.param .b32 status) cudaCGGetSize(.param .b64 threads, .param .b64 grids, .param .b64 handle);
+    .extern .func (.param .b32 status) cudaCGGetRank(.param .b64 thread, .param .b64 grid, .param .b64 handle);
+    .visible .entry meet(.param .u64 numbers, .param .u64 results)
+    {
+        .reg .b32 %r, %k, %n, %total, %statuses, %thread, %block, %blocks, %x, %y;
+        .reg .b64 %h, %d, %numbers, %to, %at, %own;
+        .reg .pred %p, %first;
+        ld.param.u64 %numbers, [numbers];
+        ld.param.u64 %to, [results];
+        mov.u32 %thread, %tid.x; mov.u32 %y, %tid.y; mov.u32 %x, %ntid.x; mad.lo.u32 %thread, %y, %x, %thread;
+        mov.u32 %block, %ctaid.x; mov.u32 %blocks, %nctaid.x;
+        mov.u32 %y, %ntid.y; mul.lo.u32 %x, %x, %y; mad.lo.u32 %x, %block, %x, %thread;
+        mad.wide.u32 %to, %x, 24, %to;
+        mad.wide.u32 %own, %block, 4, %numbers;
+        setp.eq.u32 %first, %thread, 0;
+        call.uni (%h), cudaCGGetIntrinsicHandle, (1);
+        mov.u32 %total, 0; mov.u32 %statuses, 0; mov.u32 %k, 0;
+    rounds:
+        @!%first bra numbered;
+        ld.u32 %n, [%own]; add.u32 %n, %n, 1; st.u32 [%own], %n;
+    numbered:
+        call.uni (%r), cudaCGSynchronize, (%h, 0);
+        add.u32 %statuses, %statuses, %r;
+        mov.u32 %n, 0; mov.u64 %at, %numbers;
+    sums:
+        ld.volatile.u32 %x, [%at]; add.u32 %total, %total, %x;
+        add.u64 %at, %at, 4; add.u32 %n, %n, 1;
+        setp.lt.u32 %p, %n, %blocks; @%p bra sums;
+        call.uni (%r), cudaCGSynchronize, (%h, 0);
+        add.u32 %statuses, %statuses, %r;
+        add.u32 %k, %k, 1; setp.lt.u32 %p, %k, 3; @%p bra rounds;
+        st.u32 [%to], %total;
+        add.u64 %at, %to, 8; add.u64 %d, %to, 12;
+        call.uni (%r), cudaCGGetSize, (%at, %d, %h);
+        add.u32 %statuses, %statuses, %r;
+        add.u64 %at, %to, 16; add.u64 %d, %to, 20;
+        call.uni (%r), cudaCGGetRank, (%at, %d, %h);
+        add.u32 %statuses, %statuses, %r;
+        st.u32 [%to+4], %statuses;
+        ret;
+    }";
+
+// Promise: S92
+#[test]
+fn blocks_of_a_cooperative_launch_meet_by_functions_of_the_device_runtime() {
+    let _context = Context::new();
+    let (mut link, mut image, mut bytes, mut module) = (0, ptr::null(), 0, 0);
+    let (none, name) = (ptr::null_mut(), text("input"));
+    ok!(cuLinkCreate_v2(0, ptr::null(), none, &raw mut link));
+    // The vendor's archive has machine code and no text.
+    let archive = text("!<arch>\n//              cuda_device_runtime.o/\n");
+    for (kind, data) in [(1, ptx(GRID_GROUP)), (4, archive)] {
+        let (data, bytes) = (data.as_ptr().cast(), data.as_bytes().len() as u64);
+        ok!(cuLinkAddData_v2(link, kind, data, bytes, name.as_ptr(), 0, ptr::null(), none));
+    }
+    ok!(cuLinkComplete(link, &raw mut image, &raw mut bytes));
+    ok!(cuModuleLoadData(&raw mut module, image));
+    ok!(cuLinkDestroy(link));
+    let meet = function(module, "meet");
+
+    let (blocks, threads) = (6, 64);
+    let numbers = allocate(u64::from(blocks) * 4);
+    let results = allocate(u64::from(blocks * threads) * 24);
+    let mut values = [numbers, results];
+    let mut pointers = values.each_mut().map(|value| ptr::from_mut(value).cast());
+    for _ in 0..3 {
+        write(numbers, &[0u32; 6]);
+        ok!(cuLaunchCooperativeKernel(meet, blocks, 1, 1, 32, 2, 1, 0, 0, pointers.as_mut_ptr()));
+        ok!(cuCtxSynchronize());
+        for (thread, result) in (0..).zip(read::<[u32; 6]>(results, 384)) {
+            assert_eq!(result, [6 * (1 + 2 + 3), 0, 384, 1, thread, 0], "thread {thread}");
+        }
+    }
+    // Another launch has no barrier of the grid, and each function says so.
+    assert_eq!(launch(meet, blocks, threads, 0, &mut [numbers, results]), 0);
+    ok!(cuCtxSynchronize());
+    assert!(read::<[u32; 6]>(results, 384).iter().all(|result| result[1] == 8));
+}

@@ -66,6 +66,24 @@ pub(crate) mod sys {
             keys: *const u32,
             values: *mut *mut c_void,
         ) -> u32;
+        pub(crate) fn cuLinkCreate_v2(
+            count: u32,
+            keys: *const u32,
+            values: *mut *mut c_void,
+            link: *mut u64,
+        ) -> u32;
+        pub(crate) fn cuLinkAddData_v2(
+            link: u64,
+            kind: u32,
+            data: *const c_void,
+            bytes: u64,
+            name: *const c_char,
+            count: u32,
+            keys: *const u32,
+            values: *mut *mut c_void,
+        ) -> u32;
+        pub(crate) fn cuLinkComplete(link: u64, image: *mut *const c_void, bytes: *mut u64) -> u32;
+        pub(crate) fn cuLinkDestroy(link: u64) -> u32;
         pub(crate) fn cuModuleUnload(module: u64) -> u32;
         pub(crate) fn cuModuleGetFunction(function: *mut u64, module: u64, name: *const c_char) -> u32;
         pub(crate) fn cuModuleEnumerateFunctions(functions: *mut u64, count: u32, module: u64) -> u32;
