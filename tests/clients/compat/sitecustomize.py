@@ -1,4 +1,6 @@
-"""Makes the folder of a client's packages one into which packages are installed: its .pth files count, and clients find libraries there."""
+"""Makes the folder of a client's packages one into which packages are installed: its .pth files count, and clients find libraries there.
+
+COMPAT_PRELUDE is code that runs then, before a test is imported, and in child processes of tests."""
 
 import os
 import site
@@ -8,3 +10,4 @@ if "COMPAT_PACKAGES" in os.environ:
     others = site.getsitepackages
     site.getsitepackages = lambda prefixes=None: [packages, *others(prefixes)]
     site.addsitedir(packages)
+    exec(os.environ.get("COMPAT_PRELUDE", ""), {})

@@ -17,7 +17,7 @@ pub struct CompatClient {
     pub unittest: bool,
     /// An expression on the names of tests (`pytest -k`); all run if it is empty.
     pub keyword: &'static str,
-    /// Python code that runs before the tests are imported.
+    /// Python code that runs at the start of each process of the client.
     pub prelude: &'static str,
     /// Longest time of a file of tests, in seconds.
     pub seconds: u64,
@@ -89,6 +89,9 @@ pub const CLIENTS: &[CompatClient] = &[
         environment: &[
             ("CUPY_COMPILE_WITH_PTX", "1"),
             ("CUPY_ACCELERATORS", ""),
+            // The wheel's compiled sort has PTX for 12.0 only. The scale gives this model the memory of the default one.
+            ("SLUICE_SOFTGPU_MODEL", "RTX5090-32"),
+            ("SLUICE_SOFTGPU_SCALE", "26"),
             ("CUDA_PATH", "PACKAGES/nvidia/cuda_runtime"),
             NVRTC_LIBRARY,
         ],
@@ -123,7 +126,7 @@ pub const CLIENTS: &[CompatClient] = &[
             (TestSource::Packages, "numba_cuda/numba/cuda/tests/doc_examples", "test_"),
             (TestSource::Packages, "numba_cuda/numba/cuda/tests/nrt", "test_"),
         ],
-        environment: &[],
+        environment: &[("COMPAT_MODULES", "PACKAGES/numba_cuda")],
         unittest: true,
         keyword: "",
         prelude: "",
@@ -145,7 +148,7 @@ pub const CLIENTS: &[CompatClient] = &[
         // Tests of its CPU device make no call of CUDA.
         keyword: "not cpu",
         // The software GPU executes PTX only.
-        prelude: "import warp; warp.config.cuda_output = 'ptx'; warp.config.quiet = True",
+        prelude: "import warp; warp.config.cuda_output = 'ptx'",
         seconds: 300,
         minutes: 120,
     },

@@ -219,10 +219,10 @@ impl Installed {
         // Some clients keep compiled kernels in the home of the user, or in the folder for temporary files: each run has its own.
         command.env("HOME", scratch.path()).env("XDG_CACHE_HOME", scratch.path());
         command.env("TMPDIR", scratch.path());
+        command.env("SLUICE_SOFTGPU_SCALE", SCALE);
         for (name, value) in self.client.environment {
             command.env(name, value.replace(PACKAGES, &self.packages.display().to_string()));
         }
-        command.env("SLUICE_SOFTGPU_SCALE", SCALE);
         if native {
             command.env("SLUICE_SOFTGPU_STATE", device.path());
         }
