@@ -148,7 +148,7 @@ pub const CLIENTS: &[CompatClient] = &[
         // Tests of its CPU device make no call of CUDA.
         keyword: "not cpu",
         // The software GPU executes PTX only.
-        prelude: "import warp; warp.config.cuda_output = 'ptx'",
+        prelude: "import warp; warp.config.cuda_output = 'ptx'; warp.config.quiet = True",
         seconds: 300,
         minutes: 120,
     },
