@@ -357,6 +357,13 @@ pub const TABLE: &[RowKind] = &[
         Aim::Unset,
         "Processor time of one launch on the software GPU, as machine code.",
     ),
+    row(
+        "engine/native/{vadd,mandel,mandel-1-thread,mc_pi,blackscholes,hist_shared,gemm_tiled,mma_asm}",
+        "ms",
+        Some("native loop"),
+        Aim::Ratio(3.0),
+        "The same, against the same loop in native vector code.",
+    ),
 ];
 
 const fn row(

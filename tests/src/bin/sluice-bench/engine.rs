@@ -1,4 +1,4 @@
-//! Kernels on the software GPU's engine, as machine code and interpreted, in turns. Its own program measures them.
+//! Kernels on the software GPU's engine, as machine code, interpreted and as native loops, in turns. Its own program measures them.
 
 use crate::{
     measure::{Rounds, Samples},
@@ -26,26 +26,29 @@ pub(crate) fn measure_all(binaries: &Binaries, filter: &[String]) -> Result<Vec<
         eprintln!("not measured: {ENGINE} without `cargo build --release --workspace --example bench`");
         return Ok(Vec::new());
     }
-    let milliseconds = |machine_code: &str| -> Result<BTreeMap<String, Vec<f64>>> {
+    let milliseconds = |machine_code: &str, arguments: &[&str]| -> Result<BTreeMap<String, Vec<f64>>> {
         let mut command = Command::new(&program);
-        let output = command.arg("--json").env("SLUICE_SOFTGPU_JIT", machine_code).output()?;
+        command.arg("--json").args(arguments).env("SLUICE_SOFTGPU_JIT", machine_code);
+        let output = command.output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).context("the engine's figures")
     };
     let mut kernels: BTreeMap<String, Rounds> = BTreeMap::new();
     for _ in 0..ROUNDS {
-        let interpreted = milliseconds("0")?;
-        for (kernel, own) in milliseconds("1")? {
-            let other = interpreted.get(&kernel).context("the same kernels")?;
-            let sides = [&own, other].map(|milliseconds| {
-                let mut samples = Samples::default();
-                samples.extend(milliseconds.iter().map(|milliseconds| milliseconds * 1e6).collect());
-                samples
-            });
-            let [own, other] = sides;
-            kernels.entry(kernel).or_default().push(own, other);
+        let yardsticks = [("", milliseconds("0", &[])?), ("native/", milliseconds("1", &["--native"])?)];
+        for (kernel, own) in milliseconds("1", &[])? {
+            for (family, others) in &yardsticks {
+                // A processor without the vector instructions has no native loops.
+                let Some(other) = others.get(&kernel) else { continue };
+                let [own, other] = [&own, other].map(|milliseconds| {
+                    let mut samples = Samples::default();
+                    samples.extend(milliseconds.iter().map(|milliseconds| milliseconds * 1e6).collect());
+                    samples
+                });
+                kernels.entry(format!("{ENGINE}{family}{kernel}")).or_default().push(own, other);
+            }
         }
     }
-    let rows = kernels.iter().map(|(kernel, rounds)| rounds.row(&format!("{ENGINE}{kernel}")));
+    let rows = kernels.iter().map(|(name, rounds)| rounds.row(name));
     Ok(rows.collect::<Result<Vec<_>>>()?.into_iter().filter(|row| is_wanted(filter, &row.name)).collect())
 }
