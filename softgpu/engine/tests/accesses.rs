@@ -421,3 +421,61 @@ fn generic_addresses_of_two_spaces_give_their_values_however_often() {
     rig.run("k", shape(1, 64), Params::new().buf(&a));
     assert!((0..64u32).all(|n| a.get::<u32>(n as usize + 64) == 300 * (1000 * n) + 300 * (3 * n)));
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    // Promise: S97
+    #[test]
+    fn whole_warps_with_regular_addresses_give_the_memory_of_the_interpreter(
+        shared: bool, wide in prop::bool::weighted(0.2), offsets in prop::collection::vec(-3i64..4, 1..9), paired: bool,
+        equal in prop_oneof![Just([true; 8]), Just([false; 8]), any::<[bool; 8]>()], firsts in any::<[u8; 8]>(),
+        shift in prop_oneof![4 => Just(0i64), 1 => -24i64..24], at_end: bool, odd in prop::bool::weighted(0.1),
+    ) {
+        // Each group of eight threads has one address, or addresses that follow each other. A barrier before the accesses makes sure that
+        // they find all of them in registers.
+        let (ty, value, size) = if wide { ("b64", "%d", 8) } else { ("b32", "%r", 4) };
+        let (space, register) = if shared { (".shared", "%r3") } else { (".global", "%d3") };
+        let mut text = String::from(
+            ".shared .align 16 .b8 s[2048]; .reg .b32 %r<16>; .reg .b64 %d<16>; .reg .pred %p<2>;\n\
+             ld.param.u64 %d0, [i]; ld.param.u64 %d1, [o]; mov.u32 %r0, %tid.x; mul.wide.u32 %d2, %r0, 16;\n\
+             add.u64 %d0, %d0, %d2; add.u64 %d1, %d1, %d2; mov.u32 %r1, %r0; mul.wide.u32 %d5, %r0, 7919;\n\
+             fill: shl.b32 %r2, %r1, 2; mov.u32 %r3, s; add.u32 %r2, %r2, %r3; mad.lo.u32 %r3, %r1, 7777777, 5;\n\
+             st.shared.b32 [%r2], %r3; add.u32 %r1, %r1, 64; setp.lt.u32 %p0, %r1, 512; @%p0 bra fill;\n\
+             ld.global.b64 %d3, [%d0]; ld.global.b32 %r3, [%d0+8]; shl.b32 %r4, %r0, 3; mov.b32 %r5, 1; bar.sync 0;\n",
+        );
+        for offset in &offsets {
+            text += &format!("ld{space}.{ty} {value}6, [{register}+{}];\n", offset * i64::try_from(size).unwrap());
+            text += if wide { "xor.b64 %d5, %d5, %d6;\n" } else { "mad.lo.u32 %r5, %r5, 3, %r6;\n" };
+        }
+        text += &format!(
+            "st.global.{ty} [%d1], {value}5;\nst.shared.{ty} [%r4], {value}5;\nbar.sync 0;\nxor.b32 %r7, %r4, 64;\n\
+             ld.shared.b32 %r8, [%r7]; st.global.b32 [%d1+8], %r8; ret;"
+        );
+        let mut rig = Rig::body(".param .u64 i, .param .u64 o", &text);
+        let (input, output, page) = (Buffer::zeroed(64 * 16), Buffer::zeroed(64 * 16), GuardedPage::new());
+        let window = 64..PAGE - 64;
+        let (start, end) = (page.addr() + window.start as u64, page.addr() + window.end as u64);
+        for thread in 0..64 {
+            let group = thread / 8;
+            let first = usize::from(firsts[if paired { group & !1 } else { group }] % 32) + 4;
+            let element = first + if equal[group] { 0 } else { thread % 8 };
+            // Room for 48 elements at the start or at the end.
+            let byte = element * size + if odd && thread == 41 { 2 } else { 0 };
+            let place = |start: u64, end: u64| {
+                let origin = if at_end { end - 48 * size as u64 } else { start };
+                (origin + byte as u64).wrapping_add_signed(shift * i64::try_from(size).unwrap())
+            };
+            input.set(2 * thread, place(start, end));
+            input.set(2 * thread + 1, place(0, 2048) & 0xffff_ffff);
+        }
+        rig.map(&[&input, &output]);
+        rig.table.ranges.push((start..end, true));
+        // The launch compares memory, and the fault, with those of the interpreter.
+        let result = rig.launch("k", shape(1, 64), Params::new().buf(&input).buf(&output));
+        page.assert_untouched(&(0..0));
+        if shift == 0 && !odd {
+            prop_assert_eq!(result, Ok(()));
+        }
+    }
+}

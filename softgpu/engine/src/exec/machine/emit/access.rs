@@ -15,24 +15,27 @@ use crate::regs::{CONST, NONE};
 /// Loads of a group that are worth code for each shape, the groups of a run that get it, and the instructions of such a run.
 const FREQUENT_LOADS: usize = 4;
 const MAX_VARIANT_GROUPS: usize = VARIANT_BASES.len();
-const MAX_VARIANT_LENGTH: usize = 160;
-/// Registers for their first addresses: no instruction of a run without a loop uses these before the last load.
-pub(super) const VARIANT_BASES: [Gpr; 2] = [Gpr::R11, Gpr::R14];
+pub(super) const MAX_VARIANT_LENGTH: usize = 160;
+/// Registers for their first addresses, for each of two parts: no instruction of a run without a loop uses the first two before the last
+/// load, and none of a run with regular addresses uses any.
+pub(super) const VARIANT_BASES: [[Gpr; 2]; 2] = [[Gpr::R11, Gpr::R12], [Gpr::R14, Gpr::R13]];
 
 /// The shapes of eight addresses.
-mod shape {
+pub(super) mod shape {
     /// All are equal.
-    pub(super) const EQUAL: u32 = 0;
+    pub(in crate::exec::machine::emit) const EQUAL: u32 = 0;
     /// Each one follows the one before.
-    pub(super) const CONSECUTIVE: u32 = 1;
+    pub(in crate::exec::machine::emit) const CONSECUTIVE: u32 = 1;
     /// Others, which are in the scratch.
     pub(super) const SCATTERED: u32 = 2;
+    /// All are equal, and in two groups of lanes at once the same.
+    pub(in crate::exec::machine::emit) const PAIRED: u32 = 3;
 }
 
 /// The places in the scratch for eight addresses.
-struct ShapePlace {
+pub(super) struct ShapePlace {
     first: Rm,
-    shape: Rm,
+    pub(super) shape: Rm,
     base: Gpr,
     /// The offset of the lanes from the base.
     lanes: i32,
@@ -76,7 +79,7 @@ pub(super) struct Miss {
     code: u32,
 }
 
-fn at(base: Gpr, index: Option<(Gpr, u8)>, offset: i32) -> Rm {
+pub(super) fn at(base: Gpr, index: Option<(Gpr, u8)>, offset: i32) -> Rm {
     Rm::Memory(Address { base, index, offset })
 }
 
@@ -84,20 +87,31 @@ fn number(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(0)
 }
 
+/// The place for the addresses of a group of loads.
+pub(super) fn load_place(n: usize) -> ShapePlace {
+    ShapePlace {
+        first: scratch(RunScratch::FIRST + 8 * number(n)),
+        shape: scratch(RunScratch::SHAPE + 4 * number(n)),
+        base: Gpr::Rbx,
+        lanes: RunScratch::LANES + 64 * number(n),
+        keep: false,
+    }
+}
+
 impl Emitter<'_> {
     /// An operation with a constant of 32 bits, by its number in the opcode: 0 adds, 5 subtracts, 7 compares.
-    fn immediate(&mut self, bits: u32, operation: u8, rm: Rm, value: i32) {
+    pub(super) fn immediate(&mut self, bits: u32, operation: u8, rm: Rm, value: i32) {
         self.code.general(bits, &[0x81], operation, rm);
         self.code.raw(&value.to_le_bytes());
     }
 
-    fn put(&mut self, place: Rm, value: u32) {
+    pub(super) fn put(&mut self, place: Rm, value: u32) {
         self.code.general(32, &[0xc7], 0, place);
         self.code.raw(&value.to_le_bytes());
     }
 
     /// Start and length of the range of a group for reading or for writing.
-    fn range(group: &AccessGroup, write: bool) -> [Rm; 2] {
+    pub(super) fn range(group: &AccessGroup, write: bool) -> [Rm; 2] {
         if group.space == AccessSpace::Shared {
             return [state(RunCall::SHARED, false), state(RunCall::SHARED_LEN, false)];
         }
@@ -310,41 +324,31 @@ impl Emitter<'_> {
         groups
     }
 
-    fn load_place(n: usize) -> ShapePlace {
-        ShapePlace {
-            first: scratch(RunScratch::FIRST + 8 * number(n)),
-            shape: scratch(RunScratch::SHAPE + 4 * number(n)),
-            base: Gpr::Rbx,
-            lanes: RunScratch::LANES + 64 * number(n),
-            keep: false,
-        }
-    }
-
     /// Checks the addresses of a group of loads.
     pub(super) fn check_load(&mut self, n: usize) {
         let run = self.run;
         match run.loads.get(n) {
-            Some(group) => self.check(group, &Self::load_place(n), false),
+            Some(group) => self.check(group, &load_place(n), false),
             None => self.failed = true,
         }
     }
 
     /// Keeps the first address of a group of loads in a register.
     pub(super) fn keep_first(&mut self, n: usize, to: Gpr) {
-        self.general(64, &[0x8b], to, Self::load_place(n).first);
+        self.general(64, &[0x8b], to, load_place(n).first);
     }
 
     pub(super) fn compare_shape(&mut self, n: usize, shape: u32) {
-        self.immediate(32, 7, Self::load_place(n).shape, shape.cast_signed());
+        self.immediate(32, 7, load_place(n).shape, shape.cast_signed());
     }
 
-    pub(super) fn load(&mut self, i: &Inst) {
+    pub(super) fn load(&mut self, i: &Inst, part: u8) {
         let number_of = self.run.load_at.get(&self.at).copied();
         let Some((n, group)) = number_of.and_then(|n| Some((n, *self.run.loads.get(n)?))) else {
             self.failed = true;
             return;
         };
-        let place = Self::load_place(n);
+        let place = load_place(n);
         if group.first == self.at && !self.checked.contains(&n) {
             self.check_load(n);
         }
@@ -356,28 +360,39 @@ impl Emitter<'_> {
             size: group.size,
             signed: i.ty.signed(),
             offset,
-            to: (0..if group.size == 8 { 2 } else { 1 }).map(|part| self.target(part)).collect(),
+            to: (part..part + if group.size == 8 { 2 } else { 1 }).map(|part| self.target(part)).collect(),
         };
-        match self.shapes.get(&n) {
-            Some(&(shape::EQUAL, base)) => self.load_equal(&load, base),
-            Some(&(_, base)) => self.load_consecutive(&load, base),
+        match self.shapes.get(&n).map(|(shape, bases)| (*shape, bases[usize::from(part)])) {
+            Some((shape::PAIRED, _)) if part == 1 => {
+                let first = self.read(i.d, Width::Word, 0);
+                self.code.vex(x::MOVAPS, load.to[0], 0, Rm::Reg(first), None);
+            }
+            Some((shape::EQUAL | shape::PAIRED, base)) => self.load_equal(&load, base),
+            Some((_, base)) => self.load_consecutive(&load, base),
             None => {
                 let [scattered, consecutive, done] = [(); 3].map(|()| self.code.label());
-                self.compare_shape(n, shape::CONSECUTIVE);
-                self.general(64, &[0x8b], Gpr::Eax, place.first);
-                self.code.jump_if(JumpCondition::Above, scattered);
+                if self.is_regular {
+                    self.regular_base(&group, part, Gpr::Eax);
+                    self.compare_shape(n, shape::CONSECUTIVE);
+                } else {
+                    self.compare_shape(n, shape::CONSECUTIVE);
+                    self.general(64, &[0x8b], Gpr::Eax, place.first);
+                    self.code.jump_if(JumpCondition::Above, scattered);
+                }
                 self.code.jump_if(JumpCondition::Zero, consecutive);
                 self.load_equal(&load, Gpr::Eax);
                 self.code.jump(done);
                 self.code.bind(consecutive);
                 self.load_consecutive(&load, Gpr::Eax);
-                self.code.jump(done);
-                self.code.bind(scattered);
-                self.load_scattered(&load, &place);
+                if !self.is_regular {
+                    self.code.jump(done);
+                    self.code.bind(scattered);
+                    self.load_scattered(&load, &place);
+                }
                 self.code.bind(done);
             }
         }
-        for (part, &to) in (0..).zip(&load.to) {
+        for (part, &to) in (part..).zip(&load.to) {
             self.define(part, to);
         }
     }

@@ -111,7 +111,7 @@ impl Emitter<'_> {
     pub(super) fn instruction(&mut self, i: &Inst, form: LaneForm, part: u8) {
         use Lanewise as L;
         if i.op == Op::Load {
-            return self.load(i);
+            return self.load(i, part);
         }
         if i.op == Op::Special {
             return self.special(i, part);

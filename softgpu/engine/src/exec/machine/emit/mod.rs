@@ -7,6 +7,7 @@
 mod access;
 mod instructions;
 mod registers;
+mod regular;
 mod sequences;
 
 use std::collections::HashMap;
@@ -67,7 +68,9 @@ struct Emitter<'a> {
     /// The groups of loads whose addresses are checked before the instructions; the shapes that the code is for, and the registers with the
     /// first addresses.
     checked: Vec<usize>,
-    shapes: HashMap<usize, (u32, Gpr)>,
+    shapes: HashMap<usize, (u32, [Gpr; 2])>,
+    /// The code is for whole warps with regular addresses.
+    is_regular: bool,
     failed: bool,
 }
 
@@ -93,6 +96,7 @@ pub(super) fn emit(code: &mut CodeBuffer, run: &CompiledRun) -> bool {
         misses: Vec::new(),
         checked: Vec::new(),
         shapes: HashMap::new(),
+        is_regular: false,
         failed: false,
     };
     emitter.function(&carried);
@@ -110,11 +114,19 @@ impl Emitter<'_> {
             // push rbx, r12, r13, r14
             self.code.raw(&[0x53, 0x41, 0x54, 0x41, 0x55, 0x41, 0x56]);
             self.general(64, &[0x8b], Gpr::Rbx, state(RunCall::SCRATCH, false));
-            self.copy_saved(false);
         }
         // A frame aligned for vectors.
         self.code.raw(&[0x48, 0x83, 0xe4, 0xe0, 0x48, 0x81, 0xec]);
         self.code.raw(&(MAX_SCRATCH * 32).to_le_bytes());
+        let (irregular, done) = (self.code.label(), self.code.label());
+        let is_regular = regular::is_applicable(self.run);
+        if is_regular {
+            self.regular(irregular, done);
+        }
+        self.code.bind(irregular);
+        if accesses {
+            self.copy_saved(false);
+        }
         self.general(32, &[0x31], Gpr::Rcx, reg(Gpr::Rcx));
         self.general(32, &[0x31], Gpr::R9, reg(Gpr::R9));
         let (group, next) = (self.code.label(), self.code.label());
@@ -125,6 +137,8 @@ impl Emitter<'_> {
         self.code.jump_if(JumpCondition::Zero, next);
         if self.run.repeat.is_some() {
             self.looped(carried, next);
+        } else if is_regular {
+            self.straight(whole, next);
         } else {
             self.variants(whole, next);
         }
@@ -134,6 +148,7 @@ impl Emitter<'_> {
         self.compare(Gpr::R9, 4);
         self.code.jump_if(JumpCondition::Below, group);
         self.change_memory();
+        self.code.bind(done);
         self.general(32, &[0x31], Gpr::Eax, reg(Gpr::Eax));
         let (end, restore) = (self.code.label(), self.code.label());
         self.code.bind(end);
@@ -170,11 +185,11 @@ impl Emitter<'_> {
         for combination in 0..combinations {
             let other = self.code.label();
             for (n, &group) in checked.iter().enumerate() {
-                let (shape, base) = (combination >> n & 1, VARIANT_BASES[n]);
-                self.shapes.insert(group, (shape, base));
+                let (shape, bases) = (combination >> n & 1, VARIANT_BASES[n]);
+                self.shapes.insert(group, (shape, bases));
                 self.compare_shape(group, shape);
                 self.code.jump_if(JumpCondition::NotZero, other);
-                self.keep_first(group, base);
+                self.keep_first(group, bases[0]);
             }
             self.straight(whole, next);
             self.code.jump(next);
