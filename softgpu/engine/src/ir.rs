@@ -527,6 +527,11 @@ impl MachineCode {
         }
     }
 
+    /// The translation of a function that has been entered often enough.
+    pub(crate) fn known(&self) -> Option<&Translation> {
+        self.code.get().and_then(Option::as_ref)
+    }
+
     /// Lets the interpreter execute the function always, unless it has machine code already.
     pub(crate) fn interpret(&self) {
         let _ = self.code.set(None);

@@ -503,3 +503,69 @@ fn block_that_needs_more_registers_than_there_are_is_too_large() {
     assert_eq!(of(".maxnreg 96"), (96, 640));
     assert_eq!(of(".maxnreg 32"), (32, 1024));
 }
+
+// Promise: S98
+#[test]
+fn warps_that_leave_a_loop_with_a_barrier_one_by_one_give_their_sums() {
+    // Each warp adds the word of the next one, which that warp has changed before the barrier; warp n leaves after n + 1 rounds.
+    let mut rig = Rig::body(
+        ".param .u64 o",
+        ".shared .align 4 .b8 s[1024]; .reg .b32 %r<12>; .reg .b64 %d<3>; .reg .pred %p<2>;\n\
+         ld.param.u64 %d0, [o]; mov.u32 %r0, %tid.x; mul.wide.u32 %d1, %r0, 4; add.u64 %d0, %d0, %d1;\n\
+         shl.b32 %r1, %r0, 2; mov.u32 %r2, s; add.u32 %r1, %r1, %r2; add.u32 %r3, %r0, 32; and.b32 %r3, %r3, 255;\n\
+         shl.b32 %r3, %r3, 2; add.u32 %r3, %r3, %r2; shr.u32 %r4, %r0, 5; mov.u32 %r5, 0; mov.u32 %r6, 0;\n\
+         again: mad.lo.u32 %r7, %r5, 1000, %r0; st.shared.u32 [%r1], %r7; bar.sync 0;\n\
+         ld.shared.u32 %r8, [%r3]; add.u32 %r6, %r6, %r8; bar.sync 0;\n\
+         add.u32 %r5, %r5, 1; setp.le.u32 %p0, %r5, %r4; @%p0 bra again; st.global.u32 [%d0], %r6; ret;",
+    );
+    let out = Buffer::zeroed(256 * 4);
+    rig.map(&[&out]);
+    rig.run("k", shape(1, 256), Params::new().buf(&out));
+    for thread in 0..256u32 {
+        let (warp, next) = (thread / 32, (thread + 32) % 256);
+        // The next warp of the last one is the first, which stays at the word of its only round.
+        let last = |round: u32| round.min(next / 32);
+        let expected: u32 = (0..=warp).map(|round| last(round) * 1000 + next).sum();
+        assert_eq!(out.get::<u32>(thread as usize), expected, "thread {thread}");
+    }
+}
+
+// Promise: S98
+#[test]
+fn fault_of_a_later_warp_behind_a_barrier_has_its_thread() {
+    // Thread 70 leaves its memory in the third round; the warps before its own have finished that round.
+    let mut rig = Rig::body(
+        ".param .u64 o",
+        ".reg .b32 %r<12>; .reg .b64 %d<4>; .reg .pred %p<3>;\n\
+         ld.param.u64 %d0, [o]; mov.u32 %r0, %tid.x; mul.wide.u32 %d1, %r0, 4; add.u64 %d0, %d0, %d1; mov.u32 %r5, 0;\n\
+         again: add.u32 %r5, %r5, 1; setp.eq.u32 %p0, %r0, 70; setp.eq.u32 %p1, %r5, 3; and.pred %p0, %p0, %p1;\n\
+         selp.b64 %d2, 4096, %d0, %p0; bar.sync 0;\n\
+         st.global.u32 [%d2], %r5; bar.sync 0; setp.lt.u32 %p1, %r5, 9; @%p1 bra again; ret;",
+    );
+    let out = Buffer::zeroed(128 * 4);
+    rig.map(&[&out]);
+    let fault = rig.launch("k", shape(1, 128), Params::new().buf(&out)).unwrap_err();
+    assert_eq!((fault.kind, fault.thread, fault.address), (FaultKind::IllegalAddress, [70, 0, 0], 4096));
+    let out = out.all::<u32>();
+    assert!(
+        out[..64].iter().all(|&round| round == 3) && out[96..].iter().all(|&round| round == 2),
+        "{out:?}"
+    );
+}
+
+// Promise: S98
+#[test]
+fn endless_loop_around_a_barrier_ends_with_its_launch() {
+    let mut rig = Rig::body(
+        "",
+        ".reg .b32 %r<2>; .reg .pred %p<1>; mov.u32 %r0, 1;\n\
+         again: or.b32 %r0, %r0, 1; bar.sync 0; setp.ne.u32 %p0, %r0, 0; @%p0 bra again; ret;",
+    );
+    rig.alone = true;
+    std::thread::scope(|s| {
+        let run = s.spawn(|| rig.launch("k", shape(3, 96), Params::new()));
+        std::thread::sleep(Duration::from_millis(30));
+        rig.stop.store(true, Ordering::Relaxed);
+        assert_eq!(run.join().unwrap().unwrap_err().kind, FaultKind::Stopped);
+    });
+}

@@ -107,6 +107,11 @@ impl Cta {
         }
     }
 
+    /// True if no thread has arrived at barrier `n`, and no barrier is to be released.
+    pub(super) fn is_idle(&self, n: u32) -> bool {
+        self.ready == 0 && self.barriers.get(n as usize).is_some_and(|b| b.arrived == 0)
+    }
+
     /// Marks barriers that thread exits have completed. Returns true if there was one.
     pub(super) fn complete_by_exit(&mut self) -> bool {
         let mut any = false;

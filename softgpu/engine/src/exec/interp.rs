@@ -66,11 +66,7 @@ pub(crate) fn fragment<const FAST: bool>(
     let mut stop = limit;
     loop {
         let i = &insts[pc as usize];
-        let m = if i.guard == NONE {
-            mask
-        } else {
-            mask & (frame.pred(i.guard) ^ if i.has(flag::NOT) { !0 } else { 0 })
-        };
+        let m = guarded(i, &frame, mask);
         // Splits off the lanes whose guard is false; they continue while the others wait or leave.
         macro_rules! split_rest {
             () => {
@@ -465,13 +461,22 @@ pub(crate) fn fragment<const FAST: bool>(
     }
 }
 
+/// The lanes of a mask for which the guard of an instruction holds.
+#[inline(always)]
+pub(super) fn guarded(i: &Inst, frame: &Frame, mask: u32) -> u32 {
+    if i.guard == NONE {
+        return mask;
+    }
+    mask & (frame.pred(i.guard) ^ if i.has(flag::NOT) { !0 } else { 0 })
+}
+
 /// Marks a fragment whose budget is used up.
-fn expired(f: Fragment) -> Fragment {
+pub(super) fn expired(f: Fragment) -> Fragment {
     Fragment { turn: f.turn.wrapping_add(1), budget: FRAGMENT_BUDGET, ..f }
 }
 
 #[inline(always)]
-fn jump(i: &Inst) -> u32 {
+pub(super) fn jump(i: &Inst) -> u32 {
     u32::try_from(i.imm).unwrap_or(0)
 }
 

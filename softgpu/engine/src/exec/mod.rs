@@ -20,6 +20,7 @@ pub(crate) mod matrix;
 pub(crate) mod mbarrier;
 pub(crate) mod mem;
 pub(crate) mod num;
+mod together;
 pub(crate) mod warp;
 pub(crate) mod worker;
 

@@ -8,6 +8,7 @@ use super::grid::{Grid, lock};
 use super::interp;
 use super::lanes::each;
 use super::mem::Ranges;
+use super::together::{self, WholeWarp};
 use super::warp::{Activation, BarrierKind, Fragment, Wait, Warp};
 use crate::api::{Fault, FaultKind, Runtime};
 use crate::ir::Op;
@@ -35,6 +36,8 @@ pub(crate) struct BlockWorker<'a, 'g> {
     grid: &'g Grid<'a>,
     ranges: Ranges,
     spare: Vec<Cta>,
+    /// Room for the warps of a block that run together.
+    together: Vec<WholeWarp>,
     /// Blocks until the next scheduling point.
     left_of_slice: u32,
 }
@@ -55,7 +58,13 @@ enum Outcome {
 
 impl<'a, 'g> BlockWorker<'a, 'g> {
     pub(crate) fn new(grid: &'g Grid<'a>, spare: Vec<Cta>) -> BlockWorker<'a, 'g> {
-        BlockWorker { grid, ranges: Ranges::default(), spare, left_of_slice: SLICE_PIECES }
+        BlockWorker {
+            grid,
+            ranges: Ranges::default(),
+            spare,
+            together: Vec::new(),
+            left_of_slice: SLICE_PIECES,
+        }
     }
 
     /// Executes blocks until none is left. Returns the allocations.
@@ -189,6 +198,7 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
         let (mut spent, mut rounds) = (0, 0u32);
         loop {
             let (mut progress, mut busy) = (false, false);
+            together::run(self.grid, &mut self.ranges, cta, warps, &mut self.together);
             for n in 0..warps.len() {
                 if !warps[n].runnable() && !warps[n].wake() {
                     continue;
