@@ -167,11 +167,15 @@ fn conversion(inst: &Instruction<'_>) -> Result<(), String> {
     }
     let simple = |ty: Ty| ty.integer() && ty.bytes() <= 8 || matches!(ty, Ty::F16 | Ty::F32 | Ty::F64);
     let &[to, from] = types.as_slice() else { return Ok(()) };
+    let first_of = |list: &[&str]| inst.modifiers.iter().copied().find(|word| list.contains(word));
+    let (plain, whole) = (first_of(ROUNDINGS), first_of(WHOLE_ROUNDINGS));
+    let rounds = plain.is_some() || inst.modifiers.contains(&"rs");
+    if matches!(to, Ty::Bf16 | Ty::Bf16x2 | Ty::F16x2) && from == Ty::F32 && !rounds {
+        return Err("a rounding is missing".to_owned());
+    }
     if !simple(to) || !simple(from) || inst.modifiers.contains(&"pack") {
         return Ok(());
     }
-    let first_of = |list: &[&str]| inst.modifiers.iter().copied().find(|word| list.contains(word));
-    let (plain, whole) = (first_of(ROUNDINGS), first_of(WHOLE_ROUNDINGS));
     let narrows = to.float() && (!from.float() || to.bytes() < from.bytes());
     let to_integer = !to.float() && from.float();
     if narrows && plain.is_none() || to_integer && whole.is_none() {

@@ -347,13 +347,15 @@ impl<'a> Lower<'a, '_> {
             "add" | "sub" | "div" | "rem" | "min" | "max" | "and" | "or" | "xor" | "mul24" => (ty, &[ty, ty]),
             "neg" | "abs" | "not" | "cnot" => (ty, &[ty]),
             "mad24" | "sad" => (ty, &[ty, ty, ty]),
-            "shl" | "shr" => (ty, &[ty, b32]),
+            // The count is a number, not bits.
+            "shl" | "shr" => (ty, &[ty, Ty::U32]),
+            "shf" => (b32, &[b32, b32, Ty::U32]),
             "popc" | "clz" | "bfind" => (b32, &[ty]),
             "brev" => (ty, &[ty]),
             "bfe" => (ty, &[ty, b32, b32]),
             "bmsk" => (b32, &[b32, b32]),
             "szext" => (ty, &[ty, b32]),
-            "fns" | "shf" | "prmt" | "dp4a" | "dp2a" | "lop3" => (b32, &[b32, b32, b32]),
+            "fns" | "prmt" | "dp4a" | "dp2a" | "lop3" => (b32, &[b32, b32, b32]),
             _ => return self.fail("unknown instruction"),
         };
         if matches!(op, "fns" | "shf" | "prmt" | "dp4a" | "dp2a" | "lop3" | "bmsk" | "szext")
@@ -375,6 +377,9 @@ impl<'a> Lower<'a, '_> {
                     m.flags |= flag::HI;
                 } else if !m.take("l") {
                     return self.fail("a direction is missing");
+                }
+                if !inst.modifiers.iter().any(|word| matches!(*word, "wrap" | "clamp")) {
+                    return self.fail("a mode is missing");
                 }
                 m.take("wrap");
             }
