@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use native::Parts;
+use native::MemoryParts;
 use softgpu_engine::{Launch, Linked, Memory, Module, NoImages, Pool, Runtime};
 
 const ELEMENTWISE: &str = include_str!("../../tests/data/elementwise.ptx");
@@ -46,7 +46,7 @@ struct Case {
     /// Thread-instructions of one launch.
     work: f64,
     /// The same loop in native vector code.
-    native: Box<dyn Fn(Parts<'_>)>,
+    native: Box<dyn Fn(MemoryParts<'_>)>,
 }
 
 /// Words of each of the eight parts of memory.
@@ -113,7 +113,7 @@ impl Loaded<'_> {
 }
 
 /// The parts of memory.
-fn parts(memory: &mut [u32]) -> Parts<'_> {
+fn parts(memory: &mut [u32]) -> MemoryParts<'_> {
     memory
         .chunks_exact_mut(PART)
         .collect::<Vec<_>>()

@@ -3,7 +3,7 @@
 #![allow(clippy::many_single_char_names, reason = "the names of the kernels")]
 
 /// The memory of a case: eight parts of as many words.
-pub(crate) type Parts<'m> = [&'m mut [u32]; 8];
+pub(crate) type MemoryParts<'m> = [&'m mut [u32]; 8];
 
 /// True if this processor has the vector instructions of the loops.
 pub(crate) fn is_supported() -> bool {
@@ -17,9 +17,9 @@ pub(crate) fn is_supported() -> bool {
 macro_rules! native {
     ($($(#[$doc:meta])* fn $name:ident($parts:ident $(, $n:ident: $ty:ty)*) $body:block)*) => {$(
         $(#[$doc])*
-        pub(crate) fn $name($parts: Parts<'_> $(, $n: $ty)*) {
+        pub(crate) fn $name($parts: MemoryParts<'_> $(, $n: $ty)*) {
             #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma"))]
-            fn vector($parts: Parts<'_> $(, $n: $ty)*) $body
+            fn vector($parts: MemoryParts<'_> $(, $n: $ty)*) $body
             // SAFETY: the caller has seen that the processor has the instructions.
             #[cfg_attr(not(target_arch = "x86_64"), expect(unused_unsafe, reason = "needed for the instructions of x86-64"))]
             unsafe { vector($parts $(, $n)*) }

@@ -35,7 +35,7 @@ pub(super) fn run(
     members: &mut Vec<WholeWarp>,
 ) {
     let Some(translation) = gather(grid, warps, members) else { return };
-    let mut block = Block { grid, ranges, cta, translation };
+    let mut block = WholeBlock { grid, ranges, cta, translation };
     while block.segment(warps, members) {}
     for member in members.drain(..) {
         warps[member.position].fragments[0] = member.fragment;
@@ -65,14 +65,14 @@ fn gather<'a>(grid: &Grid<'a>, warps: &mut [Warp], members: &mut Vec<WholeWarp>)
 }
 
 /// The block that runs.
-struct Block<'b, 'a> {
+struct WholeBlock<'b, 'a> {
     grid: &'b Grid<'a>,
     ranges: &'b mut Ranges,
     cta: &'b mut Cta,
     translation: &'a Translation,
 }
 
-impl Block<'_, '_> {
+impl WholeBlock<'_, '_> {
     /// Brings all warps behind their next barrier. Returns false if one of them stays at another instruction; those after it have not run.
     fn segment(&mut self, warps: &mut [Warp], members: &mut [WholeWarp]) -> bool {
         let mut barrier = None;
