@@ -72,7 +72,7 @@ pub struct Poller {
 }
 
 /// Events taken per round; the others wait for the next.
-const ROUND: usize = 64;
+pub(crate) const ROUND: usize = 64;
 
 impl Poller {
     /// Creates an empty poller.

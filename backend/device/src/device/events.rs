@@ -17,11 +17,7 @@ impl Device {
     /// Handles an event of the poller.
     pub fn event(&mut self, event: PollEvent) {
         match event {
-            PollEvent::Inbox => {
-                for arrival in self.inbox.take() {
-                    self.arrived(arrival);
-                }
-            }
+            PollEvent::Inbox => self.take_arrivals(),
             PollEvent::Again => {}
             PollEvent::Timer => self.expire(),
             PollEvent::Wake(number) => self.wake(number),
@@ -29,6 +25,12 @@ impl Device {
             PollEvent::Exited(number) => self.exited(number),
         }
         self.settle();
+    }
+
+    fn take_arrivals(&mut self) {
+        for arrival in self.inbox.take() {
+            self.arrived(arrival);
+        }
     }
 
     pub(super) fn receive_from_worker(&mut self, number: u32) {
@@ -88,13 +90,12 @@ impl Device {
             self.counters.expired.saturating_add(u64::try_from(expired.len()).unwrap_or(u64::MAX));
         self.answer_waiters(&expired);
         self.answer_probes(Some(now));
-        let due: Vec<u32> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| session.deadline().is_some_and(|deadline| deadline <= now))
-            .map(|(number, _)| *number)
-            .collect();
-        for number in due {
+        // A process that was stopped finds its time limits passed before it finds the answers that came in time.
+        self.take_arrivals();
+        for number in self.due(now) {
+            self.receive_from_worker(number);
+        }
+        for number in self.due(now) {
             let Some(session) = self.sessions.get_mut(&number) else { continue };
             match &mut session.phase {
                 SessionPhase::Waiting(_) => self.lose(number, UNAVAILABLE),
@@ -115,5 +116,11 @@ impl Device {
         let next = sessions.chain(self.waiters.deadline()).chain(probes);
         let next = next.chain(self.freed_search.deadline()).min();
         self.poller.rearm(next);
+    }
+
+    /// The sessions with a time limit that has passed.
+    fn due(&self, now: Instant) -> Vec<u32> {
+        let is_due = |session: &SessionState| session.deadline().is_some_and(|deadline| deadline <= now);
+        self.sessions.iter().filter(|(_, session)| is_due(session)).map(|(number, _)| *number).collect()
     }
 }

@@ -3,14 +3,21 @@
 use super::{Body, Device};
 use crate::{
     link::Arrival,
+    poller,
     sessions::{SessionOwner, SessionPhase, UNAVAILABLE},
     waiters::Waiters,
     workers::Worker,
 };
 use rustix::fd::OwnedFd;
-use sluice_protocol::{gpu::answer, session};
+use sluice_protocol::{gpu::answer, limits, session};
 use sluice_runtime::endable::EndableProcess;
 use std::time::{Duration, Instant};
+
+/// Longest wait for an event while the queue stops.
+const LOOK: Duration = Duration::from_millis(10);
+/// Looks after the time for a stop is over. They find all events that are ready: three of each session at most, of its socket, its process
+/// and its eventfd.
+const LAST_LOOKS: usize = (3 * limits::SESSIONS).div_ceil(poller::ROUND);
 
 impl Device {
     /// The guest no longer needs a session. Its worker is killed, after `grace` if it may still say goodbye.
@@ -179,29 +186,20 @@ impl Device {
     }
 
     /// Stops the queue: answers all withheld commands, so that none is in flight when it starts again. Waits a limited time
-    /// for pages that a worker still has; the front-end waits meanwhile.
-    pub fn stop(&mut self, deadline: Duration) {
+    /// for pages that a worker still has, for half of it before the worker is killed; the front-end waits meanwhile.
+    pub fn stop(&mut self, limit: Duration) {
         let waiters = self.waiters.take_all();
         self.answer_waiters(&waiters);
         self.answer_probes(None);
-        let started = Instant::now();
-        let mut events = Vec::new();
-        while self.resources.withheld() > 0 && started.elapsed() < deadline {
-            if started.elapsed().saturating_mul(2) > deadline {
-                let numbers: Vec<u32> = self.sessions.keys().copied().collect();
-                for number in numbers {
-                    if self.sessions.get(&number).is_some_and(|session| session.unmap_deadline.is_some()) {
-                        self.lose(number, UNAVAILABLE);
-                    }
+        self.wait_for_pages(limit / 2);
+        if self.resources.withheld() > 0 {
+            let numbers: Vec<u32> = self.sessions.keys().copied().collect();
+            for number in numbers {
+                if self.sessions.get(&number).is_some_and(|session| session.unmap_deadline.is_some()) {
+                    self.lose(number, UNAVAILABLE);
                 }
             }
-            events.clear();
-            if self.poller.wait(Duration::from_millis(10), &mut events).is_err() {
-                break;
-            }
-            for event in &events {
-                self.event(*event);
-            }
+            self.wait_for_pages(limit / 2);
         }
         let leaked = self.resources.withheld();
         if leaked > 0 {
@@ -209,6 +207,25 @@ impl Device {
             self.counters.leaked =
                 self.counters.leaked.saturating_add(u64::try_from(leaked).unwrap_or(u64::MAX));
             tracing::error!(leaked, "killed workers are not gone; their guest pages are not given back");
+        }
+    }
+
+    /// Handles events until no worker has pages that the guest requested, at most for `limit`.
+    fn wait_for_pages(&mut self, limit: Duration) {
+        let started = Instant::now();
+        let mut last_looks = LAST_LOOKS;
+        let mut events = Vec::new();
+        while self.resources.withheld() > 0 && last_looks > 0 {
+            // Read before the look: a process that was stopped handles all that is ready before its time counts as over.
+            let left = limit.saturating_sub(started.elapsed());
+            last_looks = last_looks.saturating_sub(usize::from(left.is_zero()));
+            events.clear();
+            if self.poller.wait(left.min(LOOK), &mut events).is_err() {
+                return;
+            }
+            for event in &events {
+                self.event(*event);
+            }
         }
     }
 

@@ -352,3 +352,6 @@ impl Drop for Device {
         self.disconnect();
     }
 }
+
+#[cfg(test)]
+mod tests;
