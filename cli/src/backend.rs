@@ -39,10 +39,15 @@ use crate::{
 
 /// The reason for which there is no VM.
 const NO_GPU: &str = "no GPU can be used: each is divided into MIG instances, drained, or in quarantine";
+/// The begin of the error if `sluiced` hangs.
+const NOT_READY: &str = "sluiced is not ready after";
 /// Number and name of the VM.
 const VM: u32 = 1;
-/// Time limit for an orderly end; after it, all processes are killed.
-const END: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
+/// Time limit for `sluiced` to become ready. It takes well under a second, and longer on a host that is busy.
+const READY: Duration = Duration::from_secs(120);
+/// Time limit for an orderly end; after it, all processes are killed, and records that are not on the disk yet are lost. `sluiced` itself
+/// waits 20 s for a slow disk.
+const END: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 /// Time limit for a unit to be cleared and lent.
 const LENDING: Duration = Duration::from_secs(60);
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
@@ -134,7 +139,7 @@ impl Backend {
         drop(command);
         let process = descriptor(&daemon)?;
         let mut backend = Self { daemon, process, lifeline };
-        let interrupted = match backend.wait_ready(signals)? {
+        let interrupted = match backend.wait_ready(signals, READY)? {
             None => Self::make_vm(wanted, signals)?,
             signal => signal,
         };
@@ -149,27 +154,33 @@ impl Backend {
         self.process.as_fd()
     }
 
-    /// Returns the signal that requested the end, if one arrived.
-    fn wait_ready(&mut self, signals: &Signals) -> Result<Option<Signal>> {
+    /// Waits until `sluiced` is ready, at most for `limit`. Returns the signal that requested the end, if one arrived.
+    fn wait_ready(&mut self, signals: &Signals, limit: Duration) -> Result<Option<Signal>> {
+        let deadline = std::time::Instant::now() + limit;
         loop {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
             let mut polled = [
                 PollFd::new(&self.lifeline, PollFlags::IN),
                 PollFd::new(&self.process, PollFlags::IN),
                 PollFd::new(signals, PollFlags::IN),
             ];
-            match poll(&mut polled, None) {
+            match poll(&mut polled, Some(&Timespec::try_from(left).context("a time limit")?)) {
+                Ok(0) => bail!("{NOT_READY} {limit:?}; its log is above"),
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error).context("cannot wait for sluiced"),
             }
             let [said, ended, signalled] = polled.map(|polled| !polled.revents().is_empty());
             if said {
+                // It writes the line at once.
+                self.lifeline.set_read_timeout(Some(limit)).context("cannot set a time limit")?;
                 let ready = supervision::wait_ready(&self.lifeline);
                 return ready.map(|()| None).map_err(|error| match error.kind() {
                     ErrorKind::UnexpectedEof => {
                         anyhow!("sluiced has ended before it was ready; its log is above")
                     }
                     ErrorKind::InvalidData => anyhow!("sluiced has another version than sluice"),
+                    ErrorKind::WouldBlock => anyhow!("{NOT_READY} {limit:?}; its log is above"),
                     _ => anyhow::Error::new(error).context("cannot read from sluiced"),
                 });
             }
@@ -286,6 +297,29 @@ impl Drop for Backend {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             eprintln!("sluice: {error:#}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promise: P66
+    #[test]
+    fn sluiced_that_hangs_is_not_waited_for_without_limit() {
+        for line in [&b""[..], &supervision::READY[..3]] {
+            let (lifeline, theirs) = UnixStream::pair().expect("a socket");
+            let daemon = Command::new("sleep").arg("600").process_group(0).spawn().expect("a process");
+            let process = descriptor(&daemon).expect("a process");
+            let mut backend = Backend { daemon, process, lifeline };
+            let signals = Signals::take().expect("signals");
+            std::io::Write::write_all(&mut &theirs, line).expect("written");
+            let result = backend.wait_ready(&signals, Duration::from_millis(20));
+            let error = result.map(drop).expect_err("it is not ready");
+            assert!(error.to_string().contains("is not ready after 20ms"), "{error:#}");
+            backend.daemon.kill().expect("killed");
+            drop(theirs);
         }
     }
 }
