@@ -169,20 +169,20 @@ pub(crate) struct Scheduler {
     start: Instant,
     /// Operations of one queue that are not done, at which a submission waits.
     depth: u64,
-    /// The times by which operations start late, with a seed.
-    delay: Option<StartDelay>,
+    /// The longest time by which operations start late, and the seed of these times.
+    delay: (Duration, u64),
 }
 
 static SCHEDULER: OnceLock<Scheduler> = OnceLock::new();
 
 /// Starts the scheduler, whose queues take `depth` operations before a submission waits, and whose operations start late by `delay`.
-pub(crate) fn start(depth: u64, delay: Option<StartDelay>) {
+pub(crate) fn start(depth: u64, delay: StartDelay) {
     let _ = SCHEDULER.set(Scheduler::new(depth, delay));
 }
 
 /// Returns the scheduler. It exists from `cuInit` on, and every context is created after that.
 pub(crate) fn scheduler() -> &'static Scheduler {
-    SCHEDULER.get_or_init(|| Scheduler::new(u64::MAX, None))
+    SCHEDULER.get_or_init(|| Scheduler::new(u64::MAX, StartDelay::default()))
 }
 
 extern "C" fn watcher(_: *mut c_void) -> *mut c_void {
@@ -196,26 +196,27 @@ extern "C" fn executor(_: *mut c_void) -> *mut c_void {
 }
 
 impl Scheduler {
-    fn new(depth: u64, delay: Option<StartDelay>) -> Scheduler {
-        let seeded =
-            |delay: StartDelay| StartDelay { seed: delay.seed.or_else(|| Some(fastrand::u64(..))), ..delay };
+    fn new(depth: u64, delay: StartDelay) -> Scheduler {
         Scheduler {
             state: Mutex::default(),
             work: Condvar::new(),
             watching: Condvar::new(),
             start: Instant::now(),
             depth,
-            delay: delay.map(seeded),
+            delay: (delay.longest, delay.seed.unwrap_or_else(|| fastrand::u64(..))),
         }
     }
 
     /// The time by which an operation starts late. It depends on the place of the stream among all streams and of the operation in it, not
     /// on the time at which threads run.
     fn delay_of(&self, key: Key, number: u64) -> Option<Duration> {
-        let StartDelay { longest, seed } = self.delay?;
+        let (longest, seed) = self.delay;
+        if longest.is_zero() {
+            return None;
+        }
         // Generators with neighbouring seeds begin with similar numbers.
         let mut place = DefaultHasher::new();
-        (seed?, key.generation, number).hash(&mut place);
+        (seed, key.generation, number).hash(&mut place);
         Some(longest.mul_f64(fastrand::Rng::with_seed(place.finish()).f64()))
     }
 
@@ -694,7 +695,7 @@ mod tests {
 
     #[test]
     fn submission_to_a_full_queue_waits_until_its_head_is_done() {
-        let scheduler = Scheduler::new(2, None);
+        let scheduler = Scheduler::new(2, StartDelay::default());
         let open = || scheduler.open(Order::NonBlocking, 0, Arc::default());
         let (held, full) = (open(), open());
         // Its first operation comes later.
@@ -716,7 +717,7 @@ mod tests {
     }
 
     fn late(seed: Option<u64>) -> Scheduler {
-        Scheduler::new(u64::MAX, Some(StartDelay { longest: Duration::from_millis(2), seed }))
+        Scheduler::new(u64::MAX, StartDelay { longest: Duration::from_millis(2), seed })
     }
 
     #[test]

@@ -77,8 +77,8 @@ impl Has {
         [("pageable-memory-access", Has::PageableMemoryAccess), ("host-page-tables", Has::HostPageTables)];
 }
 
-/// Random times by which each operation starts late.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Random times by which each operation starts late. The default is no delay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StartDelay {
     /// The longest of them.
     pub longest: Duration,
@@ -87,14 +87,14 @@ pub struct StartDelay {
 }
 
 impl StartDelay {
-    /// Parses microseconds, with or without a comma and a seed. No time is no delay.
-    fn parse(text: &str) -> Option<Option<StartDelay>> {
+    /// Parses microseconds, with or without a comma and a seed.
+    fn parse(text: &str) -> Option<StartDelay> {
         let (microseconds, seed) = match text.split_once(',') {
             Some((microseconds, seed)) => (microseconds, Some(seed.trim().parse().ok()?)),
             None => (text, None),
         };
         let longest = Duration::from_micros(microseconds.trim().parse().ok()?);
-        Some((!longest.is_zero()).then_some(StartDelay { longest, seed }))
+        Some(StartDelay { longest, seed })
     }
 }
 
@@ -137,8 +137,8 @@ pub struct Config {
     pub time_limit: Option<Duration>,
     /// Unfinished operations of a stream at which the next one waits; `None` means no limit.
     pub queue_depth: Option<u64>,
-    /// The times by which operations start late; `None` means that they start at once.
-    pub start_delay: Option<StartDelay>,
+    /// The times by which operations start late.
+    pub start_delay: StartDelay,
     /// Time from the end of a process to that at which its memory is free again.
     pub late_free: Duration,
     /// Bytes of the host's memory that a device keeps while no process computes on it; `None` means all that it has.
@@ -299,7 +299,7 @@ impl Config {
             return Err(invalid("queue_depth", "0", "at least 1"));
         }
         let start_delay = match text("SLUICE_SOFTGPU_START_DELAY").or(file.device.start_delay.map(written)) {
-            None => None,
+            None => StartDelay::default(),
             Some(text) => StartDelay::parse(&text)
                 .ok_or_else(|| invalid("start_delay", &text, "microseconds, or microseconds,seed"))?,
         };
@@ -472,10 +472,11 @@ mod tests {
     #[test]
     fn start_delay_has_a_seed_or_none() {
         let delay = |text| with(&[("SLUICE_SOFTGPU_START_DELAY", text)]).map(|config| config.start_delay);
-        let some = |seed| Some(StartDelay { longest: Duration::from_millis(1), seed });
+        let some = |seed| StartDelay { longest: Duration::from_millis(1), seed };
         assert_eq!(delay("1000").unwrap(), some(None));
         assert_eq!(delay("1000,7").unwrap(), some(Some(7)));
-        assert_eq!(delay("0,7").unwrap(), None);
+        assert_eq!(delay("0,7").unwrap().longest, Duration::ZERO);
+        assert_eq!(with(&[]).unwrap().start_delay, StartDelay::default());
         assert!(delay("1000,").is_err() && delay("1000,x").is_err() && delay("soon").is_err());
     }
 
