@@ -50,6 +50,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tasks::DriverWork;
 
 /// The reason why an arbiter ends.
 #[derive(Debug, thiserror::Error)]
@@ -164,9 +165,7 @@ struct Server {
     pieces: Vec<Option<Piece>>,
     /// Numbers of the chunks that the scrubber has.
     away: Vec<ChunkId>,
-    /// Start of the scrubber's task; and of a probe, which it does after the task.
-    working: Option<Instant>,
-    probing: Option<Instant>,
+    driver_work: DriverWork,
     /// The driver's failure.
     fault: Option<Fault>,
     links: HashMap<WorkerId, WorkerLink>,
@@ -263,8 +262,7 @@ impl Server {
             usage: UsageCounters::default(),
             pieces: Vec::new(),
             away: Vec::new(),
-            working: None,
-            probing: None,
+            driver_work: DriverWork::default(),
             fault: None,
             links: HashMap::new(),
             rounds: Rounds::default(),

@@ -381,7 +381,12 @@ impl Server {
         let stalled: Vec<WorkerId> =
             self.links.iter().filter(|(_, link)| link.stalls(now)).map(|(id, _)| *id).collect();
         for id in stalled {
-            self.custody.abuse(id, "does not read its answers");
+            // It may have read while this process did not run.
+            self.links.entry(id).and_modify(|link| link.send_wait = SendWait::Nothing);
+            self.send_to_worker(id);
+            if self.links.get(&id).is_some_and(|link| link.stalls(now)) {
+                self.custody.abuse(id, "does not read its answers");
+            }
         }
     }
 

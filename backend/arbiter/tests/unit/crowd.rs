@@ -17,6 +17,7 @@ use sluice_messages::{
     control::{BYTES, NO_USER, ToArbiter},
     custody::{CustodyAnswer, CustodyRequest, UNIT},
 };
+use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 use std::{
     process::Child,
@@ -203,6 +204,46 @@ fn processor_time(process: u32) -> Duration {
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
+// Promise: P65
+#[test]
+fn worker_that_reads_while_its_arbiter_is_stopped_is_not_ended() {
+    let mut host = Host::with(Options { inventory: false, ..Options::default() });
+    host.vm(1, 128 * MIB);
+    let start = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let (mut process, mut silent_process) = (start(), start());
+    let mut worker = Played::join(&host, 1, &process);
+    let leases: Vec<u64> = (0..30).map(|_| worker.take()).collect();
+    let share = worker.share(&leases);
+    // More answers than a socket holds.
+    let silent = Played::join(&host, 1, &silent_process);
+    for worker in [&worker, &silent] {
+        worker.send(CustodyRequest::Open { serial: 1, share });
+        assert!(readable(&worker.custody, TIMEOUT), "a share is not opened");
+    }
+    // Answered in a later turn, after the arbiter has found the sockets full.
+    host.describe(1);
+    host.stop();
+    let (mut answers, began) = (0, Instant::now());
+    while answers < leases.len() && readable(&worker.custody, TIMEOUT / 100) {
+        worker.hear();
+        answers += 1;
+    }
+    assert!((1..leases.len()).contains(&answers), "{answers} answers were sent");
+    thread::sleep(Duration::from_millis(limits::CUSTODY_UNREAD_MILLISECONDS).saturating_sub(began.elapsed()));
+    host.go_on();
+    // It gets the others, and is served.
+    for _ in answers..leases.len() {
+        assert!(readable(&worker.custody, TIMEOUT), "an answer is not sent");
+        worker.hear();
+    }
+    worker.take();
+    silent_process.wait().unwrap();
+    worker.take();
+    process.kill().unwrap();
+    process.wait().unwrap();
+    host.assert_sound();
 }
 
 // Promise: F83
