@@ -24,4 +24,5 @@ mod priority;
 mod records;
 mod registry;
 mod spec;
+mod time_limit;
 mod units;

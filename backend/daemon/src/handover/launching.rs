@@ -47,6 +47,7 @@ use crate::{
     configuration::{Configuration, LAUNCHER},
     priority::PriorityLock,
     records::state::adoption::{Adoption, LauncherRecord, ReloadError},
+    time_limit::answer_within,
 };
 
 /// The name of its socket in the fd store.
@@ -217,7 +218,7 @@ impl Launching {
                 }
             }
         };
-        timeout(ANSWER, settle).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        answer_within(ANSWER, settle).await.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))?;
         Ok(running)
     }
 
@@ -452,9 +453,7 @@ impl Launching {
             let attached = service::attach(path, fingerprint(&self.configuration)).await?;
             let service::Attached { launcher, children, fresh } = attached;
             if fresh {
-                timeout(ANSWER, self.name_workers(&launcher.channel))
-                    .await
-                    .map_err(|_| LaunchError::Late)??;
+                self.name_workers(&launcher.channel).await?;
             }
             self.present(&launcher, Some(children));
             return Ok(launcher);
@@ -486,13 +485,17 @@ impl Launching {
         let channel = Channel::new(ours)?;
         let log = Some(spawn_local(follow(log, number)));
         let launcher = Running { process: LauncherProcess::Own(process), channel, log };
-        timeout(ANSWER, self.name_workers(&launcher.channel)).await.map_err(|_| LaunchError::Late)??;
+        self.name_workers(&launcher.channel).await?;
         self.present(&launcher, None);
         Ok(launcher)
     }
 
     /// Sends a new launcher the list of workers of earlier launchers that continue.
     async fn name_workers(&self, channel: &Channel<FromLauncher, ToLauncher>) -> Result<(), LaunchError> {
+        answer_within(ANSWER, self.send_workers(channel)).await.unwrap_or(Err(LaunchError::Late))
+    }
+
+    async fn send_workers(&self, channel: &Channel<FromLauncher, ToLauncher>) -> Result<(), LaunchError> {
         let workers = {
             let mut workers = self.workers.borrow_mut();
             workers.forget_ended();

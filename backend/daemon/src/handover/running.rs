@@ -25,10 +25,12 @@ use super::process::LaunchedProcess;
 use crate::{
     async_fd::{gone, watch},
     channel::Channel,
+    time_limit::answer_within,
 };
 
-/// Time limit for one answer of the launcher.
-pub(super) const ANSWER: Duration = Duration::from_secs(5);
+/// Time limit for one answer of the launcher. A start takes milliseconds, but took seconds where 16 processes waited for each processor,
+/// and a launcher that is dropped under a supervisor ends all that it started. Guests wait 30 s for a session.
+pub(super) const ANSWER: Duration = Duration::from_secs(15);
 /// Time limit for the launcher's exit once its socket is closed.
 pub(super) const END: Duration = Duration::from_secs(2);
 
@@ -222,7 +224,7 @@ pub(super) async fn ask(
         }
         channel.receive().await?.ok_or(LaunchError::Gone)
     };
-    match timeout(ANSWER, exchange).await.unwrap_or(Err(LaunchError::Late))? {
+    match answer_within(ANSWER, exchange).await.unwrap_or(Err(LaunchError::Late))? {
         (FromLauncher::Failed { error }, _) => {
             Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
         }

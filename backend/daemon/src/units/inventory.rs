@@ -32,10 +32,12 @@ use crate::{
     channel::{Channel, SendQueue, send_queue},
     handover::{launching::Launching, process::KillOnDrop},
     records::unit_event::{UnitEvent, UnitEventSender},
+    time_limit::answer_within,
 };
 
-/// Time limit for an answer, unless the inventory has just been started.
-const ANSWER: Duration = Duration::from_secs(2);
+/// Time limit for an answer, unless the inventory has just been started. An Xid that comes while a silent one is replaced is lost, so a slow
+/// one is not silent.
+const ANSWER: Duration = Duration::from_secs(5);
 /// Period of the checks that it still answers.
 const PULSE: Duration = Duration::from_secs(2);
 /// Time limit for the first answer of a new one, because a driver is slow to start.
@@ -347,9 +349,9 @@ impl Inventory {
             self.asked.borrow_mut().insert(serial, sender);
             queue.post(request(serial), Vec::new());
         }
-        let answer = timeout(limit, answer).await;
+        let answer = answer_within(limit, answer).await;
         self.asked.borrow_mut().remove(&serial);
-        answer.ok()?.ok()
+        answer?.ok()
     }
 
     /// Keeps an inventory running until `stop` is set.
