@@ -13,6 +13,9 @@ use crate::{
     vms::lent,
 };
 
+/// Age in seconds up to which a unit's figures are shown without it.
+const FRESH: u64 = 2;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct LookArguments {
     #[command(flatten)]
@@ -117,10 +120,12 @@ pub(crate) fn units_table(units: &[Unit]) -> String {
     table.to_string()
 }
 
-/// The reason of a quarantine, or the host memory that kernels reach.
+/// The reason of a quarantine, or the age of old figures, or the host memory that kernels reach.
 fn remarks(unit: &Unit) -> String {
     let reason = unit.reason.as_deref().map(plain);
-    reason.unwrap_or_else(|| match unit.host_memory_access {
+    let age = unit.memory.as_ref().map_or(0, |memory| memory.age_seconds);
+    let old = (age > FRESH).then(|| format!("the figures are {age} s old"));
+    reason.or(old).unwrap_or_else(|| match unit.host_memory_access {
         None | Some(HostMemoryAccess::None) => String::new(),
         Some(HostMemoryAccess::Pageable) => "kernels reach host memory (HMM)".to_owned(),
         Some(HostMemoryAccess::HostPageTables) => "kernels reach host memory (ATS)".to_owned(),
@@ -172,5 +177,30 @@ fn memory_time(byte_seconds: f64) -> String {
         format!("{gib_seconds:.2} GiB·s")
     } else {
         format!("{:.2} GiB·h", gib_seconds / 3600.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn figures_that_are_old_are_shown_with_their_age() {
+        let shown = |age: u64| {
+            let bytes = 1 << 20;
+            let unit = json!({
+                "unit": 0, "gpu": 0, "kind": "time-slice", "state": "lending", "figures_per_process": true, "vms": 0,
+                "memory": {
+                    "total_bytes": bytes, "lent_bytes": 0, "clean_bytes": bytes, "dirty_bytes": 0, "headroom_bytes": 0,
+                    "suspect_bytes": 0, "age_seconds": age,
+                },
+                "stale_epoch_messages": 0,
+            });
+            units_table(&[serde_json::from_value(unit).expect("a unit")])
+        };
+        assert!(!shown(FRESH).contains("old"), "{}", shown(FRESH));
+        assert!(shown(FRESH + 1).contains("the figures are 3 s old"), "{}", shown(FRESH + 1));
     }
 }

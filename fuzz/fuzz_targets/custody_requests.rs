@@ -449,8 +449,11 @@ impl World {
                 let unconfirmed: Vec<WorkerId> = self.custody.unconfirmed().map(|(id, _)| id).collect();
                 unconfirmed.into_iter().for_each(|id| self.custody.still_listed(id, self.now));
             }
-            248 => self.custody.command(ToArbiter::DescribeVm { vm: u32::from(input.byte()) % 4 }, self.now),
-            249 => self.custody.command(ToArbiter::DescribeUnit {}, self.now),
+            248 => {
+                let vm = u32::from(input.byte()) % 4;
+                self.custody.command(ToArbiter::DescribeVm { serial: 1, vm }, self.now);
+            },
+            249 => self.custody.command(ToArbiter::DescribeUnit { serial: 1 }, self.now),
             250 => {
                 let bits = input.byte();
                 self.custody.set_figures(bits & 1 != 0, bits & 2 != 0);

@@ -157,6 +157,26 @@ fn request_is_not_refused_for_an_outdated_report_of_a_unit() {
     daemon.end();
 }
 
+// Promise: P20
+#[test]
+fn figures_of_a_unit_that_does_not_answer_are_shown_with_their_age() {
+    let place = Place::new();
+    let daemon = serve(&place);
+    let shows_age = |wanted: fn(u64) -> bool| {
+        let is_wanted = |age: &Value| age.as_u64().is_some_and(wanted);
+        let age = until(|| place.unit(0)["memory"]["age_seconds"].clone(), is_wanted);
+        assert!(is_wanted(&age), "{age}");
+    };
+    shows_age(|age| age == 0);
+    let arbiter = place.api("GET", "/v1/units/0", None).body["arbiter_process"].as_u64().expect("a process");
+    let arbiter = watch(u32::try_from(arbiter).expect("a pid")).expect("a process");
+    signal(&arbiter, Signal::STOP);
+    shows_age(|age| age >= 2);
+    signal(&arbiter, Signal::CONT);
+    shows_age(|age| age == 0);
+    daemon.end();
+}
+
 // Promise: P21
 #[test]
 fn vm_is_on_its_previous_unit_after_a_restart() {

@@ -268,9 +268,9 @@ messages! {
         /// Removes a VM: its memory goes back to the unit once it is clean, then the VM is forgotten.
         5 Forget { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64 } fds 0,
         /// Requests the figures of a VM. Answered by `Vm`.
-        6 DescribeVm { /** The VM. */ vm: u32 } fds 0,
+        6 DescribeVm { /** Comes back in the answer. */ serial: u64, /** The VM. */ vm: u32 } fds 0,
         /// Requests the figures of the unit. Answered by `Unit`.
-        7 DescribeUnit {} fds 0,
+        7 DescribeUnit { /** Comes back in the answer. */ serial: u64 } fds 0,
         /// Sets the inventory that lists the driver's processes. Descriptor: a socket to it, which replaces an earlier one.
         8 Inventory {} fds 1,
         /// Sets a VM's share of the unit's time. Before this, it is [`TimeShare::default`].
@@ -302,6 +302,7 @@ messages! {
         } fds 0,
         /// The memory figures of a VM.
         2 Vm {
+            /** The serial of the request. */ serial: u64,
             /** The VM. */ vm: u32,
             /** Its epoch. */ epoch: u64,
             /** Bytes lent to it. */ lent: u64,
@@ -311,6 +312,7 @@ messages! {
         } fds 0,
         /// The memory figures of a unit.
         3 Unit {
+            /** The serial of the request. */ serial: u64,
             /** Bytes in custody. */ total: u64,
             /** The lent part of these. */ lent: u64,
             /** The clean part of these. */ clean: u64,

@@ -180,8 +180,8 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         ToArbiter::Escrow { ancestor: 1, bytes: 6 } => [3, 1, 6], fds 0;
         ToArbiter::Fence { vm: 1, epoch: 2 } => [4, 1, 2], fds 0;
         ToArbiter::Forget { vm: 1, epoch: 2 } => [5, 1, 2], fds 0;
-        ToArbiter::DescribeVm { vm: 1 } => [6, 1], fds 0;
-        ToArbiter::DescribeUnit {} => [7], fds 0;
+        ToArbiter::DescribeVm { serial: 7, vm: 1 } => [6, 7, 1], fds 0;
+        ToArbiter::DescribeUnit { serial: 7 } => [7, 7], fds 0;
         ToArbiter::Inventory {} => [8], fds 1;
         ToArbiter::TimeShare { vm: 1, epoch: 2, weight: 100, priority: Priority::High as u32, cap: 500, guarantee: 250, hang: 9 }
             => [9, 1, 2, 100, 2, 500, 250, 9], fds 0;
@@ -191,8 +191,9 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
     golden! { FromArbiter:
         FromArbiter::Ready { bytes: 6, context: 5, margin: 4, host_access: HostAccess::HostPageTables }
             => [1, 6, 5, 4, 2], fds 0;
-        FromArbiter::Vm { vm: 1, epoch: 2, lent: 6, headroom: 5, dirty: 4, holders: 3 } => [2, 1, 2, 6, 5, 4, 3], fds 0;
-        FromArbiter::Unit { total: 6, lent: 5, clean: 4, dirty: 3, headroom: 2, suspect: 1 }
+        FromArbiter::Vm { serial: 7, vm: 1, epoch: 2, lent: 6, headroom: 5, dirty: 4, holders: 3 }
+            => [2, 7, 1, 2, 6, 5, 4, 3], fds 0;
+        FromArbiter::Unit { serial: 7, total: 6, lent: 5, clean: 4, dirty: 3, headroom: 2, suspect: 1 }
             => [3, 6, 5, 4, 3, 2, 1], fds 0;
         FromArbiter::WantEscrow { ancestor: 1, bytes: 6 } => [4, 1, 6], fds 0;
         FromArbiter::Event { kind: ArbiterEvent::Leak as u32, vm: 1, process: 9, bytes: 6 } => [5, 4, 1, 9, 6], fds 0;

@@ -90,7 +90,7 @@ pub struct Unit {
     /// Process id of its arbiter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arbiter_process: Option<u32>,
-    /// Memory of the unit. In lists at most a second old. Absent while unknown.
+    /// Memory of the unit, as its arbiter last reported it. In lists usually at most a second old. Absent while unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<UnitMemory>,
     /// Number of messages dropped because their epoch was over.
@@ -133,7 +133,7 @@ pub enum UnitState {
     Quarantined,
 }
 
-/// Memory of a unit, in bytes.
+/// Memory of a unit, in bytes, and the age of these figures.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct UnitMemory {
     /// Memory in custody.
@@ -148,6 +148,8 @@ pub struct UnitMemory {
     pub headroom_bytes: u64,
     /// Memory not proven clean after all tries. It is never lent again.
     pub suspect_bytes: u64,
+    /// Seconds since the unit's arbiter reported these figures: 0 unless it is late with its answers.
+    pub age_seconds: u64,
 }
 
 /// A list of units.

@@ -32,12 +32,12 @@ impl Custody {
                 self.leaving.insert(VmKey { vm, epoch });
                 self.forget_leaving();
             }
-            ToArbiter::DescribeVm { vm } => {
-                let described = [self.describe_pinned(vm), self.describe_vm(vm)];
+            ToArbiter::DescribeVm { serial, vm } => {
+                let described = [self.describe_pinned(vm), self.describe_vm(serial, vm)];
                 self.effects.extend(described.map(Effect::Tell));
             }
-            ToArbiter::DescribeUnit {} => {
-                let described = self.describe_unit();
+            ToArbiter::DescribeUnit { serial } => {
+                let described = self.describe_unit(serial);
                 self.effects.push_back(Effect::Tell(described));
             }
             ToArbiter::Worker { .. }
@@ -126,13 +126,14 @@ impl Custody {
         self.ledger.accounts().map(|(key, _)| key).filter(|key| key.vm == vm).max_by_key(|key| key.epoch)
     }
 
-    fn describe_vm(&self, vm: u32) -> FromArbiter {
+    fn describe_vm(&self, serial: u64, vm: u32) -> FromArbiter {
         let newest = self.current(vm).and_then(|key| Some((key, self.ledger.account(key)?)));
         let Some((key, account)) = newest else {
-            return FromArbiter::Vm { vm, epoch: 0, lent: 0, headroom: 0, dirty: 0, holders: 0 };
+            return FromArbiter::Vm { serial, vm, epoch: 0, lent: 0, headroom: 0, dirty: 0, holders: 0 };
         };
         let holders = self.members.get(&key).map_or(0, Vec::len);
         FromArbiter::Vm {
+            serial,
             vm,
             epoch: key.epoch,
             lent: account.lent.saturating_add(account.kept),
@@ -148,7 +149,7 @@ impl Custody {
         FromArbiter::Pinned { vm, epoch, bytes }
     }
 
-    fn describe_unit(&self) -> FromArbiter {
+    fn describe_unit(&self, serial: u64) -> FromArbiter {
         let mut bytes = [0_u64; 3];
         for (_, chunk) in self.chunks.iter() {
             let place = match chunk.state {
@@ -164,7 +165,7 @@ impl Custody {
         let [clean, dirty, suspect] = bytes;
         let (total, lent) = self.ledger.totals();
         let headroom = self.ledger.nominal().saturating_sub(total + suspect);
-        FromArbiter::Unit { total: total + suspect, lent, clean, dirty, headroom, suspect }
+        FromArbiter::Unit { serial, total: total + suspect, lent, clean, dirty, headroom, suspect }
     }
 
     /// The charged driver share of a VM.

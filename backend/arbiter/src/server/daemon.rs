@@ -54,7 +54,7 @@ impl Server {
     pub(super) fn command(&mut self, message: ToArbiter, descriptors: Vec<OwnedFd>) {
         let now = self.now();
         match message {
-            ToArbiter::DescribeUnit {} => {
+            ToArbiter::DescribeUnit { .. } => {
                 let Scrubs { chunks, bytes, took } = self.scrubs;
                 let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
                 let drift = self.audit.drift();
@@ -106,7 +106,7 @@ impl Server {
                         self.time.forget(VmKey { vm, epoch });
                         self.usage.forget_before(VmKey { vm, epoch: epoch.saturating_add(1) });
                     }
-                    ToArbiter::DescribeVm { vm } => {
+                    ToArbiter::DescribeVm { vm, .. } => {
                         if let Some(time) = self.time.describe(vm) {
                             self.send_to_daemon(time);
                         }

@@ -407,7 +407,7 @@ impl Host {
 
     /// `[lent, headroom, dirty]` of a VM, and its holders.
     pub(crate) fn describe(&mut self, vm: u32) -> ([u64; 3], u32) {
-        self.send(ToArbiter::DescribeVm { vm }, &[]);
+        self.send(ToArbiter::DescribeVm { serial: 1, vm }, &[]);
         match self.answer() {
             FromArbiter::Vm { lent, headroom, dirty, holders, .. } => ([lent, headroom, dirty], holders),
             other => panic!("{other:?}"),
@@ -447,9 +447,9 @@ impl Host {
 
     /// `[total, lent, clean, dirty, headroom, suspect]` of the unit.
     pub(crate) fn unit(&mut self) -> [u64; 6] {
-        self.send(ToArbiter::DescribeUnit {}, &[]);
+        self.send(ToArbiter::DescribeUnit { serial: 1 }, &[]);
         match self.answer() {
-            FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect } => {
+            FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect, .. } => {
                 [total, lent, clean, dirty, headroom, suspect]
             }
             other => panic!("{other:?}"),

@@ -282,14 +282,14 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
         ensure!(descriptors.len() == message.descriptors(), "the number of descriptors is wrong");
         let mut unit = unit.lock().expect("unpoisoned");
         let answer = match message {
-            ToArbiter::DescribeVm { vm } => unit.vms.get(&vm).map(|&(epoch, lent, dirty)| {
+            ToArbiter::DescribeVm { serial, vm } => unit.vms.get(&vm).map(|&(epoch, lent, dirty)| {
                 let headroom = unit.driver.get(&vm).copied().unwrap_or(0);
-                FromArbiter::Vm { vm, epoch, lent, headroom, dirty, holders: unit.holders(vm) }
+                FromArbiter::Vm { serial, vm, epoch, lent, headroom, dirty, holders: unit.holders(vm) }
             }),
-            ToArbiter::DescribeUnit {} => {
+            ToArbiter::DescribeUnit { serial } => {
                 let (total, suspect) = (BYTES, unit.suspect);
                 let lent = unit.vms.values().map(|(_, lent, _)| lent).sum();
-                Some(FromArbiter::Unit { total, lent, clean: 0, dirty: 0, headroom: 0, suspect })
+                Some(FromArbiter::Unit { serial, total, lent, clean: 0, dirty: 0, headroom: 0, suspect })
             }
             _ => {
                 unit.told.push(format!("{message:?}"));
@@ -349,7 +349,9 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
         ("event", &[kind, vm, process, bytes]) => {
             FromArbiter::Event { kind, vm, process, bytes: bytes.into() }
         }
-        ("stale", &[vm]) => FromArbiter::Vm { vm, epoch: 0, lent: 1, headroom: 0, dirty: 0, holders: 0 },
+        ("stale", &[vm]) => {
+            FromArbiter::Vm { serial: 0, vm, epoch: 0, lent: 1, headroom: 0, dirty: 0, holders: 0 }
+        }
         ("work", &[vm, launches, copies, copied, calls]) => FromArbiter::Work {
             vm,
             epoch: 1,

@@ -188,7 +188,7 @@ fn memory_changes_vm_within_three_seconds_beside_endless_grants_of_a_third_vm() 
     let fenced = unit.world.now;
     let dirty = |unit: &mut Unit| {
         unit.told.clear();
-        unit.world.custody.command(ToArbiter::DescribeVm { vm: 3 }, unit.world.now);
+        unit.world.custody.command(ToArbiter::DescribeVm { serial: 1, vm: 3 }, unit.world.now);
         unit.pass(10);
         let dirty = unit.told.iter().find_map(|(_, told)| match told {
             FromArbiter::Vm { dirty, holders, .. } => Some((*dirty, *holders)),

@@ -105,6 +105,7 @@ impl Registry {
                 dirty_bytes: report.dirty,
                 headroom_bytes: report.headroom,
                 suspect_bytes: report.suspect,
+                age_seconds: unit.age().as_secs(),
             }),
             stale_epoch_messages: unit.stale(),
         }

@@ -19,7 +19,7 @@ use tokio::{
     time::{interval, sleep, timeout},
 };
 
-use super::Unit;
+use super::{ArbiterReports, Unit};
 use crate::{
     channel::{Channel, send_queue},
     configuration::Configuration,
@@ -256,17 +256,7 @@ impl Unit {
         self.launching.fd_store().forget(&socket_name(self.number));
         arbiter.channel.shut();
         self.launching.adoption().note(|all| _ = all.arbiters.remove(&self.number));
-        {
-            let mut heard = self.heard.borrow_mut();
-            // It answers none of them any more.
-            heard.answered = self.asked.get();
-            heard.pinned.clear();
-            heard.upkeep = None;
-            heard.unit = None;
-            heard.vms.clear();
-            heard.times.clear();
-            heard.work.clear();
-        }
+        *self.heard.borrow_mut() = ArbiterReports::default();
         if !orderly {
             // The receiver is gone while the daemon ends.
             _ = self.event_sender.send(UnitEvent::ArbiterEnded { unit: self.number });

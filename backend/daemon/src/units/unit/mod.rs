@@ -110,8 +110,8 @@ pub(crate) struct Unit {
     escrows: RefCell<BTreeMap<u32, u64>>,
     heard: RefCell<ArbiterReports>,
     reported: Notify,
-    /// The number of requests for a report on the unit.
-    asked: Cell<u64>,
+    /// The serial of the last request for a report.
+    serial: Cell<u64>,
     /// Messages about an earlier epoch.
     stale: Cell<u64>,
     /// True if its arbiter is of an earlier daemon.
@@ -149,13 +149,13 @@ pub(crate) struct VmTerms {
     pub(crate) shares: TimeShare,
 }
 
-/// An arbiter's last reports, each with the report count at its arrival.
+/// An arbiter's last reports. Those on the unit and on VMs have the serials of the requests that they answer.
 #[derive(Debug, Default)]
 struct ArbiterReports {
-    count: u64,
-    /// The number of those requests whose answer has come or is lost.
+    /// The serial of the last request that was answered.
     answered: u64,
     unit: Option<(u64, UnitReport)>,
+    unit_at: Option<Instant>,
     vms: BTreeMap<u32, (u64, VmReport)>,
     times: BTreeMap<u32, TimeReport>,
     work: BTreeMap<u32, WorkReport>,
@@ -208,7 +208,7 @@ impl Unit {
             escrows: RefCell::new(BTreeMap::new()),
             heard: RefCell::new(ArbiterReports::default()),
             reported: Notify::new(),
-            asked: Cell::new(0),
+            serial: Cell::new(0),
             stale: Cell::new(0),
             adopted: Cell::new(false),
             figures: watch::Sender::new(None),

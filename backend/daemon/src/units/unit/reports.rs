@@ -1,12 +1,17 @@
 //! The reports of the arbiter: on the unit, on its VMs, and on the cost of scrubbing.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 use sluice_messages::control::{FromArbiter, ToArbiter};
-use tokio::time::timeout;
+use sluice_runtime::clock;
 
 use super::{ArbiterReports, Unit};
-use crate::{channel::Channel, records::unit_event::UnitEvent, records::usage::WorkReport};
+use crate::{
+    channel::Channel, records::unit_event::UnitEvent, records::usage::WorkReport, time_limit::answer_within,
+};
 
 /// Time limit for a report, before it counts as unknown.
 const DESCRIBE: Duration = Duration::from_secs(1);
@@ -62,12 +67,17 @@ impl Unit {
 
     /// Requests a report on a VM, without waiting for it.
     pub(crate) fn ask_vm(&self, vm: u32) {
-        self.tell(ToArbiter::DescribeVm { vm });
+        self.tell(ToArbiter::DescribeVm { serial: self.next_serial(), vm });
     }
 
     /// The last report on the unit.
     pub(crate) fn last(&self) -> Option<UnitReport> {
         self.heard.borrow().unit.map(|(_, report)| report)
+    }
+
+    /// The time since the last report on the unit.
+    pub(crate) fn age(&self) -> Duration {
+        self.heard.borrow().unit_at.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
     /// Bytes of guest memory that a VM had pinned for the unit in the last report.
@@ -82,41 +92,43 @@ impl Unit {
 
     /// Requests a report on the unit; `None` if there is no answer in time.
     pub(crate) async fn describe(&self) -> Option<UnitReport> {
-        self.ask(|heard| heard.unit).await
+        self.ask(|serial| ToArbiter::DescribeUnit { serial }, |heard| heard.unit).await
     }
 
-    /// Requests a report on a VM; `None` if there is no answer in time.
+    /// Requests a report on a VM; `None` if there is no answer in time, or it is not about the present epoch.
     pub(crate) async fn describe_vm(&self, vm: u32) -> Option<VmReport> {
-        self.tell(ToArbiter::DescribeVm { vm });
-        self.ask(|heard| heard.vms.get(&vm).copied()).await
+        self.ask(|serial| ToArbiter::DescribeVm { serial, vm }, |heard| heard.vms.get(&vm).copied()).await
     }
 
-    /// Waits until the arbiter has answered all requests so far; returns a report that came meanwhile. It answers in order, so
-    /// that its answer to a last request, which it always has, follows those to all others. A report that is only newer than the
-    /// request may answer an earlier one, and be older.
-    async fn ask<T>(&self, find: impl Fn(&ArbiterReports) -> Option<(u64, T)>) -> Option<T> {
-        let before = self.heard.borrow().count;
-        if !self.running.borrow().as_ref()?.post(ToArbiter::DescribeUnit {}, Vec::new()) {
+    /// A serial higher than that of each earlier request, those of earlier daemons included: the clock is ahead of every count.
+    fn next_serial(&self) -> u64 {
+        let serial = clock::nanoseconds().max(self.serial.get() + 1);
+        self.serial.set(serial);
+        serial
+    }
+
+    /// Sends a request and waits for its answer, or for that to a later one: the arbiter answers in order, and drops the oldest answers
+    /// if they are not read.
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(u64) -> ToArbiter,
+        find: impl Fn(&ArbiterReports) -> Option<(u64, T)>,
+    ) -> Option<T> {
+        let serial = self.next_serial();
+        if !self.running.borrow().as_ref()?.post(request(serial), Vec::new()) {
             return None;
         }
-        let asked = self.asked.get() + 1;
-        self.asked.set(asked);
         let answered = async {
             loop {
                 let reported = self.reported.notified();
-                if self.heard.borrow().answered >= asked {
+                if self.heard.borrow().answered >= serial {
                     return;
                 }
                 reported.await;
             }
         };
-        if timeout(DESCRIBE, answered).await.is_err() {
-            // The answer is late, or lost: an arbiter drops what is not read. Later requests do not wait for it.
-            let mut heard = self.heard.borrow_mut();
-            heard.answered = heard.answered.max(asked);
-            return None;
-        }
-        find(&self.heard.borrow()).filter(|(count, _)| *count > before).map(|(_, report)| report)
+        answer_within(DESCRIBE, answered).await?;
+        find(&self.heard.borrow()).filter(|(of, _)| *of >= serial).map(|(_, report)| report)
     }
 
     pub(super) async fn hear(&self, channel: &Channel<FromArbiter, ToArbiter>) -> io::Result<()> {
@@ -139,18 +151,18 @@ impl Unit {
                     self.record(process, Some(bytes));
                 }
             }
-            FromArbiter::Vm { vm, epoch, lent, headroom, dirty, holders } => {
+            FromArbiter::Vm { serial, vm, epoch, lent, headroom, dirty, holders } => {
+                let mut heard = self.heard.borrow_mut();
                 // Only for VMs in its state, and only for their present epoch.
                 if self.is_current(vm, epoch) {
-                    self.note(|heard, count| {
-                        let time = heard.times.get(&vm).copied().unwrap_or_default();
-                        let work = heard.work.get(&vm).copied().unwrap_or_default();
-                        let report = VmReport { epoch, lent, headroom, dirty, holders, time, work };
-                        heard.vms.insert(vm, (count, report));
-                    });
+                    let time = heard.times.get(&vm).copied().unwrap_or_default();
+                    let work = heard.work.get(&vm).copied().unwrap_or_default();
+                    let report = VmReport { epoch, lent, headroom, dirty, holders, time, work };
+                    heard.vms.insert(vm, (serial, report));
                 } else {
                     self.stale.set(self.stale.get() + 1);
                 }
+                self.answered(&mut heard, serial);
             }
             FromArbiter::Time { vm, epoch, used, overlapped, waited, turns } => {
                 if self.is_current(vm, epoch) {
@@ -164,14 +176,11 @@ impl Unit {
                     self.heard.borrow_mut().work.insert(vm, report);
                 }
             }
-            FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect } => {
-                let report = UnitReport { total, lent, clean, dirty, headroom, suspect };
-                let asked = self.asked.get();
-                self.note(|heard, count| {
-                    heard.unit = Some((count, report));
-                    // An adopted arbiter may also answer the last daemon.
-                    heard.answered = asked.min(heard.answered + 1);
-                });
+            FromArbiter::Unit { serial, total, lent, clean, dirty, headroom, suspect } => {
+                let mut heard = self.heard.borrow_mut();
+                heard.unit = Some((serial, UnitReport { total, lent, clean, dirty, headroom, suspect }));
+                heard.unit_at = Some(Instant::now());
+                self.answered(&mut heard, serial);
             }
             FromArbiter::Pinned { vm, epoch, bytes } => {
                 if self.is_current(vm, epoch) {
@@ -191,11 +200,8 @@ impl Unit {
         }
     }
 
-    pub(super) fn note(&self, enter: impl FnOnce(&mut ArbiterReports, u64)) {
-        let mut heard = self.heard.borrow_mut();
-        heard.count += 1;
-        let count = heard.count;
-        enter(&mut heard, count);
+    fn answered(&self, heard: &mut ArbiterReports, serial: u64) {
+        heard.answered = heard.answered.max(serial);
         self.reported.notify_waiters();
     }
 }
@@ -245,28 +251,57 @@ mod tests {
                 let unit = Rc::clone(&unit);
                 spawn_local(async move { unit.describe().await })
             };
-            let reports =
-                |lent| FromArbiter::Unit { total: 9, lent, clean: 0, dirty: 0, headroom: 0, suspect: 0 };
-            // An answer to the last daemon.
-            unit.on_message(reports(1));
+            let reports = |serial, lent| FromArbiter::Unit {
+                serial,
+                total: 9,
+                lent,
+                clean: 0,
+                dirty: 0,
+                headroom: 0,
+                suspect: 0,
+            };
+            // An answer to the last daemon comes first, before any request and between the others.
+            let last_daemon = clock::nanoseconds();
+            unit.on_message(reports(last_daemon, 1));
             let first = ask();
             yield_now().await;
+            let of_first = unit.serial.get();
             let second = ask();
             yield_now().await;
-            unit.on_message(reports(2));
+            let of_second = unit.serial.get();
+            unit.on_message(reports(last_daemon, 1));
+            yield_now().await;
+            assert!(!first.is_finished(), "it has the report that was made for the last daemon");
+            unit.on_message(reports(of_first, 2));
             assert_eq!(first.await.expect("a task").map(|report| report.lent), Some(2));
             assert!(!second.is_finished(), "it has the report that was made before its request");
-            unit.on_message(reports(3));
+            unit.on_message(reports(of_second, 3));
             assert_eq!(second.await.expect("a task").map(|report| report.lent), Some(3));
-            // The first of these two answers is lost.
+            // The first of these two answers is lost, and the other serves both.
             let late = ask();
             yield_now().await;
-            tokio::time::advance(DESCRIBE / 2).await;
             let next = ask();
             yield_now().await;
-            assert_eq!(late.await.expect("a task").map(|report| report.lent), None);
-            unit.on_message(reports(4));
-            assert_eq!(next.await.expect("a task").map(|report| report.lent), Some(4));
+            unit.on_message(reports(unit.serial.get(), 4));
+            for lost in [late, next] {
+                assert_eq!(lost.await.expect("a task").map(|report| report.lent), Some(4));
+            }
+            // An answer about a VM that is not known here ends the wait, and is none.
+            let of_vm = Rc::clone(&unit);
+            let of_vm = spawn_local(async move { of_vm.describe_vm(7).await });
+            yield_now().await;
+            let serial = unit.serial.get();
+            unit.on_message(FromArbiter::Vm {
+                serial,
+                vm: 7,
+                epoch: 0,
+                lent: 0,
+                headroom: 0,
+                dirty: 0,
+                holders: 0,
+            });
+            assert_eq!(of_vm.await.expect("a task"), None);
+            assert_eq!(unit.stale(), 1);
         };
         LocalSet::new().run_until(test).await;
     }
