@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Version of the records; a worker refuses a shim of another version.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Ids of wire calls of earlier versions.
 pub const RETIRED: &[u16] = &[0x0100, 0x0102, 0x0113, 0x0500, 0x0501];
@@ -50,8 +50,9 @@ macro_rules! for_each_wire_call {
     ($callback:ident) => {
         $callback! {
             inline {
-                /// First call of a session. A `version` other than `VERSION` is refused.
-                0x0001 sync session_hello(version: u32, process: u32) -> (driver_version: u32, devices: u32);
+                /// First call of a session. A `version` other than `VERSION` is refused. The driver takes `room` pieces of work of a
+                /// stream at a time. More recordings of whole contexts under way would delay all streams.
+                0x0001 sync session_hello(version: u32, process: u32) -> (driver_version: u32, devices: u32, room: u32);
                 /// The facts that the guest keeps about a device.
                 0x0002 sync device_info(device: Ordinal) -> (name: [u8; 128], uuid: [u8; 16], memory: u64,
                     least_priority: i32, greatest_priority: i32, attributes: Attributes, host_atomics: [u32; 13]);

@@ -1,7 +1,7 @@
 // A stream held up by an event that only another stream can release must hold up no other party: not the stream's own launcher
 // beyond the launcher itself, not other streams, not other threads, not those who wait for it. A wait is over when all work
 // posted before it is done, independent of work posted after it.
-#include "check.h"
+#include "driver.h"
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -85,5 +85,43 @@ int main() {
     int count = 0;
     CHECK(cudaMemcpy(&count, counter, sizeof count, cudaMemcpyDeviceToHost));
     printf("released: %d of %d launches ran, %d of %d waiters woke\n", count, launches, (int)woken, waiters);
-    return verdict(wrong == 0 && still_held && later_runs && count == launches && woken == waiters && filled == 1);
+
+    // Recordings of the whole context, which the held stream holds as well.
+    const int records = undefined_too() ? 400 : 100, rounds = 20;
+    CUcontext context;
+    CUevent whole;
+    MUST(cuCtxGetCurrent, &context);
+    MUST(cuEventCreate, &whole, CU_EVENT_DISABLE_TIMING);
+    CHECK(cudaMemset(released, 0, sizeof(int)));
+    CHECK(cudaDeviceSynchronize());
+    hold<<<1, 1, 0, holding>>>(released);
+    std::atomic<int> begun{0};
+    std::thread recording([&] {
+        for (int i = 0; i < records; i++) {
+            begun++;
+            MUST(cuCtxRecordEvent, context, whole);
+        }
+    });
+    // The thread itself may wait from its second recording on.
+    while (begun < 2) std::this_thread::yield();
+    for (int i = 0; i < n; i++) host[i] = i;
+    for (int i = 0; i < rounds; i++) {
+        CHECK(cudaMemcpyAsync(values, host.data(), n * sizeof(unsigned), cudaMemcpyHostToDevice, open));
+        triple<<<(n + 255) / 256, 256, 0, open>>>(values, n);
+        CHECK(cudaMemcpyAsync(host.data(), values, n * sizeof(unsigned), cudaMemcpyDeviceToHost, open));
+        CHECK(cudaStreamSynchronize(open));
+    }
+    unsigned factor = 1;
+    for (int i = 0; i < rounds; i++) factor *= 3;
+    for (int i = 0; i < n; i++) wrong += host[i] != factor * i;
+    printf("open stream beside recordings of the context: %d wrong\n", wrong);
+    bool behind = CALL(cuEventQuery, whole) == CUDA_ERROR_NOT_READY;
+    printf("the recordings are behind the held stream: %s\n", behind ? "yes" : "no");
+    CHECK(cudaMemcpyAsync(released, &yes, sizeof yes, cudaMemcpyHostToDevice, releasing));
+    recording.join();
+    MUST(cuEventSynchronize, whole);
+    bool over = cudaStreamQuery(holding) == cudaSuccess;
+    printf("released: %d recordings, the stream is done: %s\n", (int)begun, over ? "yes" : "no");
+    return verdict(wrong == 0 && still_held && later_runs && count == launches && woken == waiters && filled == 1 && behind && over &&
+                   begun == records);
 }

@@ -63,6 +63,8 @@ pub(crate) struct Session {
     pub(crate) driver_version: u32,
     /// Number of devices the worker offers.
     pub(crate) device_count: u32,
+    /// Pieces of work of one stream that the host's driver takes at a time.
+    pub(crate) room: u64,
 }
 
 /// The producer and the buffer in which records are built, under one lock.
@@ -80,6 +82,8 @@ pub(crate) struct PostTarget<'a> {
     pub(crate) live: &'a AtomicU32,
     /// The generation that `live` must have.
     pub(crate) generation: u32,
+    /// Pieces of work that may be under way; beyond that the caller waits for the stream.
+    pub(crate) credits: u64,
 }
 
 /// The access of devices to memory that is shared with the worker.
@@ -156,6 +160,7 @@ impl Session {
             gathers_fixed_arena: false,
             driver_version: 0,
             device_count: 0,
+            room: limits::STREAM_CREDITS,
         };
         session.await_worker(Condition::Answered)?;
         let fixed = session.share_fixed_arena(reserve)?;
@@ -173,6 +178,7 @@ impl Session {
             .sync(0, &wire::session_hello::Args { version: calls::VERSION, process: std::process::id() })?;
         session.driver_version = hello.driver_version.min(sluice_cuda_abi::symbols::CUDA_VERSION);
         session.device_count = hello.devices.min(limits::DEVICES);
+        session.room = u64::from(hello.room.max(1));
         Ok((session, fixed))
     }
 
@@ -524,7 +530,7 @@ impl Session {
                 return Err(Error::INVALID_HANDLE);
             }
             let sequence = target.posted.load(Ordering::Relaxed) + 1;
-            match sequence.checked_sub(limits::STREAM_CREDITS) {
+            match sequence.checked_sub(target.credits) {
                 Some(oldest) if !self.is_published(target.slot, oldest) => {
                     drop(ring);
                     self.waiting.until(Condition::Credit { slot: target.slot, sequence: oldest });

@@ -6,7 +6,7 @@
 
 use crate::{
     error::Result,
-    session::Session,
+    session::{PostTarget, Session},
     state::{
         events::{EventRef, Events},
         green::Green,
@@ -104,7 +104,10 @@ impl Gates {
         let gate = self.of(session, streams, events, whole)?;
         let stream = streams.by_id(gate.stream)?;
         let call = wire::context_record::Args { event: event.id };
-        let sequence = session.post(stream.context, Some(stream.target()), &call)?;
+        // A recording that the driver cannot take would hold up all streams in the worker; here it waits for its own.
+        let target = stream.target();
+        let target = PostTarget { credits: target.credits.min(session.room), ..target };
+        let sequence = session.post(stream.context, Some(target), &call)?;
         event.recorded_at(stream, sequence);
         behind(stream)
     }

@@ -68,7 +68,8 @@ impl<'a> StreamRef<'a> {
     /// The target of posted work, as long as the stream exists.
     pub(crate) fn target(&self) -> PostTarget<'a> {
         let StreamSlot { posted, live, .. } = self.entry;
-        PostTarget { slot: self.slot, posted, live, generation: self.generation }
+        let credits = limits::STREAM_CREDITS;
+        PostTarget { slot: self.slot, posted, live, generation: self.generation, credits }
     }
 
     /// False if the stream has ended.

@@ -69,7 +69,8 @@ impl Inline for Dispatcher {
             (0..devices).map(|ordinal| self.shared.driver.device(ordinal)).collect::<Result<_, _>>()?;
         self.greeted = true;
         self.memory_job(MemoryJob::Hello { process: args.process });
-        Ok(Some(wire::session_hello::Reply { driver_version, devices }))
+        let room = u32::try_from(self.room).unwrap_or(u32::MAX);
+        Ok(Some(wire::session_hello::Reply { driver_version, devices, room }))
     }
 
     fn device_info(

@@ -145,6 +145,8 @@ pub(crate) struct Dispatcher {
     current: Current,
     caller: Option<CallerContext>,
     greeted: bool,
+    /// Pieces of work of one stream that the driver takes.
+    room: u64,
     /// Records since this thread last looked at the work in flight.
     unwatched: u32,
     /// The session's devices, known once the guest has sent its hello.
@@ -170,6 +172,7 @@ impl Dispatcher {
         Dispatcher {
             shared,
             cpus,
+            room: submitter.room(),
             submitter: Some(Box::new(submitter)),
             current: Current::default(),
             caller: None,

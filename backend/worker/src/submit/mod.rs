@@ -375,11 +375,16 @@ impl Submitter {
         }
     }
 
+    /// Pieces of work of one stream that the driver takes without making this thread wait.
+    pub(crate) fn room(&self) -> u64 {
+        self.fences.room()
+    }
+
     /// True if the driver takes a piece of work without making this thread wait for earlier work of its stream. After a failure it refuses
     /// work at once, and no sequence completes any more.
     pub(crate) fn has_room(&self, work: &Work) -> bool {
         let ahead = work.sequence.wrapping_sub(self.session.completed(work.target.slot));
-        ahead <= self.fences.room() || self.has_failed()
+        ahead <= self.room() || self.has_failed()
     }
 
     /// True if work of the session has failed in a way that all later work finds.

@@ -31,6 +31,7 @@ fn device_info_shows_the_quota_and_masks_attributes() {
     assert_eq!(hello.0, 0);
     let reply = wire::session_hello::Reply::get(&hello.1).unwrap();
     assert_eq!((reply.driver_version, reply.devices), (13050, 1));
+    assert!(u64::from(reply.room) > limits::STREAM_CREDITS, "no work waits with the queues of hardware");
     let (result, fields) =
         guest.call(wire::device_info::CALL, |w| wire::device_info::Args { device: Ordinal(0) }.put(w));
     assert_eq!(result, 0);
