@@ -425,7 +425,7 @@ fn generic_addresses_of_two_spaces_give_their_values_however_often() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    // Promise: S97
+    // Promise: S93
     #[test]
     fn whole_warps_with_regular_addresses_give_the_memory_of_the_interpreter(
         shared: bool, wide in prop::bool::weighted(0.2), offsets in prop::collection::vec(-3i64..4, 1..9), paired: bool,

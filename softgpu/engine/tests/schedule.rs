@@ -504,7 +504,7 @@ fn block_that_needs_more_registers_than_there_are_is_too_large() {
     assert_eq!(of(".maxnreg 32"), (32, 1024));
 }
 
-// Promise: S98
+// Promise: S94
 #[test]
 fn warps_that_leave_a_loop_with_a_barrier_one_by_one_give_their_sums() {
     // Each warp adds the word of the next one, which that warp has changed before the barrier; warp n leaves after n + 1 rounds.
@@ -530,7 +530,7 @@ fn warps_that_leave_a_loop_with_a_barrier_one_by_one_give_their_sums() {
     }
 }
 
-// Promise: S98
+// Promise: S94
 #[test]
 fn fault_of_a_later_warp_behind_a_barrier_has_its_thread() {
     // Thread 70 leaves its memory in the third round; the warps before its own have finished that round.
@@ -553,7 +553,7 @@ fn fault_of_a_later_warp_behind_a_barrier_has_its_thread() {
     );
 }
 
-// Promise: S98
+// Promise: S94
 #[test]
 fn endless_loop_around_a_barrier_ends_with_its_launch() {
     let mut rig = Rig::body(
