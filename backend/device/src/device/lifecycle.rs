@@ -191,7 +191,8 @@ impl Device {
         let waiters = self.waiters.take_all();
         self.answer_waiters(&waiters);
         self.answer_probes(None);
-        self.wait_for_pages(limit / 2);
+        let half = limit.mul_f64(0.5);
+        self.wait_for_pages(half);
         if self.resources.withheld() > 0 {
             let numbers: Vec<u32> = self.sessions.keys().copied().collect();
             for number in numbers {
@@ -199,7 +200,7 @@ impl Device {
                     self.lose(number, UNAVAILABLE);
                 }
             }
-            self.wait_for_pages(limit / 2);
+            self.wait_for_pages(half);
         }
         let leaked = self.resources.withheld();
         if leaked > 0 {
