@@ -1,6 +1,4 @@
 //! `sluiced` and the launcher as processes; the other processes are stand-ins.
-//!
-//! Runs: many at once
 
 mod adoption;
 mod api;
