@@ -36,7 +36,7 @@ fn confined() {
         let fault = function(module, "stop");
         assert_eq!(launch(nothing, 4, 32, 0, &mut []), 0);
         assert_eq!(launch(fault, 1, 1, 0, &mut []), 0);
-        assert_eq!(cu!(cuCtxSynchronize()), 715);
+        assert_eq!(cu!(cuCtxSynchronize()), 719);
         ok!(cuCtxDestroy_v2(context));
     })
     .join()

@@ -135,7 +135,7 @@ fn each_fault_returns_its_code() {
         ("store", &mut [0x41u64, 0][..], 716),
         ("store", &mut [0, 0][..], ILLEGAL_ADDRESS),
         ("load", &mut [0x7fff_ffff_f000, 0x40][..], ILLEGAL_ADDRESS),
-        ("stop", &mut [][..], 715),
+        ("stop", &mut [][..], 719),
     ] {
         let _context = Context::new();
         let function = function(module(KERNELS), kernel);
@@ -279,7 +279,7 @@ const FAULTS: [(&str, u32, &str, &str); 9] = [
     ("mov.u32 %r2, 0x7ffffff0;\nst.local.u32 [%r2], %r1;", 719, "LaunchFailed", "local"),
     ("cvta.local.u64 %d1, 0;\natom.u32.add %r2, [%d1], 1;", 717, "AddressSpace", "window"),
     ("mov.u64 %d1, 77;\ncall %d1, (), proto;", 718, "InvalidPc", "target"),
-    ("trap;", 715, "Trap", "trap"),
+    ("trap;", 719, "Trap", "trap"),
     ("call.uni deep, (0);", 714, "StackOverflow", "stack"),
     ("call.uni __assertfail, (%d2, %d2, 5, %d2, 1);", 710, "Assert", "assert"),
 ];

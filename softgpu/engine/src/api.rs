@@ -148,6 +148,8 @@ pub enum FaultKind {
     Assert,
     /// `trap` or `brkpt` was executed.
     Trap,
+    /// An operand of a barrier or a mask of threads has no valid value, or the engine does not execute the instruction.
+    IllegalInstruction,
     /// Shared or local memory was out of range, or no thread can make progress.
     LaunchFailed,
     /// Calls are nested too deep, or their variables take more than the local memory of a thread.

@@ -77,7 +77,7 @@ impl Pool {
         // The text of a refused kernel was not lowered: its first instruction is illegal.
         let kernel = launch.module.module().kernels().get(launch.kernel);
         if let Some(refusal) = kernel.and_then(|kernel| kernel.refusal.as_ref()) {
-            return Err(Fault { kind: FaultKind::Trap, line: refusal.line, ..nowhere });
+            return Err(Fault { kind: FaultKind::IllegalInstruction, line: refusal.line, ..nowhere });
         }
         let Some(grid) = Grid::new(launch) else { return Err(nowhere) };
         let work = || {

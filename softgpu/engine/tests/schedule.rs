@@ -139,14 +139,17 @@ fn match_finds_the_lanes_with_equal_values() {
 }
 
 #[test]
-fn shuffle_whose_mask_lacks_the_lane_traps() {
+fn shuffle_whose_mask_lacks_the_lane_is_an_illegal_instruction() {
     let mut rig = Rig::body(
         ".param .u64 o",
         &format!("{REGS} shfl.sync.idx.b32 %r1, %r0, 0, 31, 0xfffffffe; st.global.u32 [%d1], %r1; ret;"),
     );
     let o = Buffer::zeroed(128);
     rig.map(&[&o]);
-    assert_eq!(rig.launch("k", shape(1, 32), Params::new().buf(&o)).unwrap_err().kind, FaultKind::Trap);
+    assert_eq!(
+        rig.launch("k", shape(1, 32), Params::new().buf(&o)).unwrap_err().kind,
+        FaultKind::IllegalInstruction
+    );
 }
 
 #[test]

@@ -274,7 +274,7 @@ pub(crate) fn fragment<const FAST: bool>(
                             cta,
                             warp,
                             i,
-                            Fail::new(FaultKind::Trap, m.trailing_zeros() as usize, 0),
+                            Fail::new(FaultKind::IllegalInstruction, m.trailing_zeros() as usize, 0),
                         ));
                     }
                 }
@@ -288,7 +288,11 @@ pub(crate) fn fragment<const FAST: bool>(
                             cta,
                             warp,
                             i,
-                            Fail::new(FaultKind::Trap, (m & !members).trailing_zeros() as usize, 0),
+                            Fail::new(
+                                FaultKind::IllegalInstruction,
+                                (m & !members).trailing_zeros() as usize,
+                                0,
+                            ),
                         ));
                     }
                     if members & warp.alive() & !m != 0 {
@@ -305,7 +309,13 @@ pub(crate) fn fragment<const FAST: bool>(
                     let id: u32 = frame.get(i.a, first);
                     let count = if i.b == NONE { None } else { Some(frame.get::<u32>(i.b, first)) };
                     if id > 15 || count.is_some_and(|c| c == 0 || c > 1024 + 31) {
-                        return Err(locate(grid, cta, warp, i, Fail::new(FaultKind::Trap, first, 0)));
+                        return Err(locate(
+                            grid,
+                            cta,
+                            warp,
+                            i,
+                            Fail::new(FaultKind::IllegalInstruction, first, 0),
+                        ));
                     }
                     // Lanes at another barrier get a turn of their own.
                     let mut same = m;
