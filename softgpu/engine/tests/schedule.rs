@@ -558,6 +558,23 @@ fn fault_of_a_later_warp_behind_a_barrier_has_its_thread() {
 
 // Promise: S94
 #[test]
+fn block_in_a_loop_around_a_barrier_offers_the_device_to_others() {
+    const BARRIERS: u32 = 100_000;
+    let mut rig = Rig::body(
+        "",
+        &format!(
+            ".reg .b32 %r<2>; .reg .pred %p<1>; mov.u32 %r0, 0;\n\
+             again: add.u32 %r0, %r0, 1; bar.sync 0; setp.lt.u32 %p0, %r0, {BARRIERS}; @%p0 bra again; ret;"
+        ),
+    );
+    rig.alone = true;
+    rig.run("k", shape(1, 64), Params::new());
+    let yields = rig.host.yields.load(Ordering::Relaxed);
+    assert!(yields >= BARRIERS / 1024, "{yields}");
+}
+
+// Promise: S94
+#[test]
 fn endless_loop_around_a_barrier_ends_with_its_launch() {
     let mut rig = Rig::body(
         "",

@@ -26,20 +26,25 @@ impl WholeWarp {
     }
 }
 
-/// Runs the warps of a block as far as they are whole.
+/// Runs the warps of a block as far as they are whole, up to their next `most` barriers. Returns the number of barriers.
 pub(super) fn run(
     grid: &Grid<'_>,
     ranges: &mut Ranges,
     cta: &mut Cta,
     warps: &mut [Warp],
     members: &mut Vec<WholeWarp>,
-) {
-    let Some(translation) = gather(grid, warps, members) else { return };
+    most: u32,
+) -> u32 {
+    let Some(translation) = gather(grid, warps, members) else { return 0 };
     let mut block = WholeBlock { grid, ranges, cta, translation };
-    while block.segment(warps, members) {}
+    let mut barriers = 0;
+    while barriers < most && block.segment(warps, members) {
+        barriers += 1;
+    }
     for member in members.drain(..) {
         warps[member.position].fragments[0] = member.fragment;
     }
+    barriers
 }
 
 /// Finds the warps and their machine code, if there are several and all are whole.

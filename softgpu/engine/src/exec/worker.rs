@@ -19,6 +19,8 @@ const SLICE_PIECES: u32 = 8;
 
 /// Rounds over the warps of a block, each of which used up its budget, before its worker takes another block.
 const CTA_ROUNDS: u32 = 16;
+/// Rounds of a block, and barriers that its warps pass together, after which it has the cost of a used-up budget.
+const ROUNDS: u32 = 1024;
 /// Turns of fragments before the next warp runs.
 const WARP_TURNS: u32 = 16;
 
@@ -198,7 +200,8 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
         let (mut spent, mut rounds) = (0, 0u32);
         loop {
             let (mut progress, mut busy) = (false, false);
-            together::run(self.grid, &mut self.ranges, cta, warps, &mut self.together);
+            let left = ROUNDS.saturating_sub(rounds);
+            rounds += together::run(self.grid, &mut self.ranges, cta, warps, &mut self.together, left);
             for n in 0..warps.len() {
                 if !warps[n].runnable() && !warps[n].wake() {
                     continue;
@@ -226,8 +229,9 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
                 return Ok(Outcome::Parked);
             }
             // A loop around a barrier uses up no budget but may still wait for another block.
-            rounds = rounds.wrapping_add(1);
-            if busy || rounds.is_multiple_of(1024) {
+            rounds += 1;
+            if busy || rounds >= ROUNDS {
+                rounds = 0;
                 self.grid.launch.runtime.yield_now();
                 spent += 1;
                 if spent >= CTA_ROUNDS {

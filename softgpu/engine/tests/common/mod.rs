@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "buffers of atomics are read by their address")]
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -98,6 +98,8 @@ pub(crate) struct Host {
     pub(crate) reports: Mutex<Vec<Vec<u8>>>,
     pub(crate) heap: Mutex<Vec<u64>>,
     pub(crate) freed: Mutex<Vec<u64>>,
+    /// Calls of `yield_now`.
+    pub(crate) yields: AtomicU32,
 }
 
 impl Runtime for Host {
@@ -112,6 +114,9 @@ impl Runtime for Host {
     }
     fn free(&self, address: u64) {
         self.freed.lock().unwrap().push(address);
+    }
+    fn yield_now(&self) {
+        self.yields.fetch_add(1, Ordering::Relaxed);
     }
 }
 
