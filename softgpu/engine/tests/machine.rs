@@ -329,6 +329,29 @@ fn hot_kernels_get_machine_code_and_modules_can_refuse_it() {
     }
 }
 
+// Promise: S93
+#[test]
+fn sequence_with_more_values_than_fit_twice_gets_machine_code() {
+    for loads in [40, 64, 90] {
+        let text: String = (0..loads).map(|n| format!("ld.global.f32 %f{n}, [%d0+{}];\n", 4 * n)).collect();
+        let sum: String = (1..loads).map(|n| format!("add.f32 %f0, %f0, %f{n};\n")).collect();
+        let module = softgpu_engine::Module::load(
+            format!(
+                ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 i) {{ .reg .b64 %d<2>;\n\
+                 .reg .b32 %r<2>; .reg .f32 %f<{loads}>; ld.param.u64 %d0, [i]; mov.u32 %r0, %tid.x;\n\
+                 mul.wide.u32 %d1, %r0, 4; add.u64 %d0, %d0, %d1; {text} bar.sync 0; {sum} st.global.f32 [%d0], %f0; ret; }}"
+            )
+            .as_bytes(),
+            80,
+        )
+        .unwrap();
+        let runs = module.translate();
+        let fast =
+            cfg!(target_arch = "x86_64") && std::env::var_os("SOFTGPU_BASELINE").is_none() && is_fast();
+        assert_eq!(runs, if fast { 2 } else { 0 }, "{loads} loads");
+    }
+}
+
 fn is_fast() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma");

@@ -3,7 +3,7 @@
 //! the other code of the run, with its own checks, executes every other warp.
 
 use super::access::{MAX_VARIANT_LENGTH, VARIANT_BASES, at, load_place, shape};
-use super::{Emitter, Key, reg, state};
+use super::{Emitter, Key, MAX_SCRATCH, reg, state};
 use crate::code_pages::RunCall;
 use crate::exec::machine::encode::{self as x, Gpr, JumpCondition, Label, Rm};
 use crate::exec::machine::form::{AccessSpace, ChangeKind, Width};
@@ -12,6 +12,8 @@ use crate::regs::CONST;
 
 /// Groups of lanes of a warp.
 const GROUPS: i32 = 4;
+/// Places on the stack for values that are no results.
+const BETWEEN: usize = 20;
 /// Vector registers of the check, which hold no values yet: the first address, the distances from it, their comparison with those of
 /// consecutive addresses, and both for all groups.
 const FIRST: u8 = 0;
@@ -40,7 +42,9 @@ impl Emitter<'_> {
         self.code.jump_if(JumpCondition::NotZero, general);
         // The steps of two groups at once wait less for each other.
         let narrow = run.forms.iter().all(|form| form.d != Width::Double);
-        self.unroll = if narrow && run.insts.len() <= MAX_VARIANT_LENGTH { 2 } else { 1 };
+        // Each result of both may have to wait on the stack, beside some values between them.
+        let fits = 2 * run.results.len() + BETWEEN <= MAX_SCRATCH.unsigned_abs() as usize;
+        self.unroll = if narrow && fits && run.insts.len() <= MAX_VARIANT_LENGTH { 2 } else { 1 };
         for (n, group) in run.loads.iter().enumerate() {
             self.check_warp(group, false, Some(n), general);
         }
@@ -178,7 +182,7 @@ impl Emitter<'_> {
             self.immediate(64, 5, reg(Gpr::R12), eight);
             self.code.jump_if(JumpCondition::Below, general);
         }
-        // r13 = the bits of all offsets, for the alignment, which is that of the range if they have none below it.
+        // r13 = the bits of the start and of all offsets: if the low ones are 0, all addresses are aligned.
         self.general(64, &[0x8b], Gpr::R13, start);
         for lanes in 0..GROUPS {
             let first = self.lanes_of(group.slot, width, lanes, 0);
