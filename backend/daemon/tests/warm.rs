@@ -16,7 +16,7 @@ use sluice_kit::{
 use sluice_runtime::process::Identity;
 
 /// Time after which a launcher that does not answer is replaced.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(15);
 /// Longer than a worker may be without a session that it belongs to.
 const UNKNOWN: Duration = Duration::from_secs(13);
 

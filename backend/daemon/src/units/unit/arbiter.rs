@@ -19,7 +19,7 @@ use tokio::{
     time::{interval, sleep, timeout},
 };
 
-use super::{ArbiterReports, Unit};
+use super::{ArbiterReports, Unit, reports::DESCRIBE};
 use crate::{
     channel::{Channel, send_queue},
     configuration::Configuration,
@@ -232,13 +232,18 @@ impl Unit {
             return "it does not become ready".to_owned();
         }
         let mut pulse = interval(PULSE);
-        let mut answered = Instant::now();
+        let mut silent = Duration::ZERO;
         loop {
             pulse.tick().await;
-            match self.describe().await {
-                Some(_) => answered = Instant::now(),
-                None if answered.elapsed() > HUNG => return format!("it has not answered for {HUNG:?}"),
-                None => {}
+            let asked = Instant::now();
+            if self.describe().await.is_some() {
+                silent = Duration::ZERO;
+                continue;
+            }
+            // More is time for which this process did not run.
+            silent += asked.elapsed().clamp(PULSE, DESCRIBE);
+            if silent > HUNG {
+                return format!("it has not answered for {HUNG:?}");
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Time limit for a report, before it counts as unknown.
-const DESCRIBE: Duration = Duration::from_secs(1);
+pub(super) const DESCRIBE: Duration = Duration::from_secs(1);
 
 /// The memory of a unit, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
