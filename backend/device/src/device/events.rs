@@ -7,6 +7,7 @@ use crate::{
     workers::Heard,
 };
 use sluice_messages::control::FromWorker;
+use sluice_protocol::limits;
 use sluice_runtime::limited;
 use std::time::Instant;
 
@@ -92,8 +93,10 @@ impl Device {
         self.answer_probes(Some(now));
         // A process that was stopped finds its time limits passed before it finds the answers that came in time.
         self.take_arrivals();
-        for number in self.due(now) {
-            self.receive_from_worker(number);
+        for _ in 0..=limits::ATTACHMENTS as usize / MESSAGES_PER_ROUND {
+            for number in self.due(now) {
+                self.receive_from_worker(number);
+            }
         }
         for number in self.due(now) {
             let Some(session) = self.sessions.get_mut(&number) else { continue };

@@ -137,6 +137,8 @@ fn share(device: &mut Device, resource: u32, at: u32, bytes: u32) {
 fn worker_that_unmapped_in_time_lives_although_the_limit_is_seen_first() {
     let mut guest = Guest::new();
     guest.destroy_arena();
+    // Behind as many messages as a worker can have sent for its other arenas.
+    (1..limits::ATTACHMENTS).for_each(|_| guest.say(FromWorker::Attached { slot: 0, error: 0 }));
     guest.say(FromWorker::Detached { slot: 1 });
     guest.session().unmap_deadline = Some(Instant::now());
     guest.device.event(PollEvent::Timer);
