@@ -79,8 +79,10 @@ pub fn say(text: impl Display) {
 /// Levels by module; errors of modules that the text does not name are logged. Spans and fields are no part of it: their filter would
 /// link a matcher of regular expressions, whose tables each process relocates at its start.
 fn filter(text: &str) -> Result<Targets, LogError> {
-    let text = if text.is_empty() { DEFAULT } else { text };
-    let levels: Targets = text.parse().map_err(|why| LogError::Filter(text.to_owned(), why))?;
+    // An empty item would stand for the lowest level.
+    let items: Vec<&str> = text.split(',').filter(|item| !item.trim().is_empty()).collect();
+    let items = if items.is_empty() { DEFAULT.to_owned() } else { items.join(",") };
+    let levels: Targets = items.parse().map_err(|why| LogError::Filter(text.to_owned(), why))?;
     Ok(if levels.default_level().is_none() { levels.with_default(LevelFilter::ERROR) } else { levels })
 }
 
@@ -93,6 +95,7 @@ mod tests {
     fn log_filter_defaults_to_warn_and_a_bad_filter_is_refused() {
         assert_eq!(filter("").unwrap().to_string(), "warn");
         assert_eq!(filter("debug").unwrap().to_string(), "debug");
+        assert_eq!(filter("debug,").unwrap().to_string(), "debug");
         let one = filter("sluice_daemon=trace").unwrap();
         assert!(one.would_enable("sluice_daemon::units", &Level::TRACE));
         assert!(one.would_enable("sluice_messages", &Level::ERROR));
