@@ -39,7 +39,7 @@ use crate::{
 
 /// The reason for which there is no VM.
 const NO_GPU: &str = "no GPU can be used: each is divided into MIG instances, drained, or in quarantine";
-/// The begin of the error if `sluiced` hangs.
+/// The start of the error if `sluiced` hangs.
 const NOT_READY: &str = "sluiced is not ready after";
 /// Number and name of the VM.
 const VM: u32 = 1;

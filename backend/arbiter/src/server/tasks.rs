@@ -27,7 +27,7 @@ pub(super) struct DriverWork {
     task: bool,
     /// A probe is under way. It comes after the task, so its time begins when the task ends.
     probe: bool,
-    /// Milliseconds since the begin of the task, or else of the probe, for which this process ran.
+    /// Milliseconds since the start of the task, or else of the probe, for which this process ran.
     took: Millis,
     /// The time of the last turn.
     turn: Millis,

@@ -382,7 +382,9 @@ impl Server {
             self.links.iter().filter(|(_, link)| link.stalls(now)).map(|(id, _)| *id).collect();
         for id in stalled {
             // It may have read while this process did not run.
-            self.links.entry(id).and_modify(|link| link.send_wait = SendWait::Nothing);
+            if let Some(link) = self.links.get_mut(&id) {
+                link.send_wait = SendWait::Nothing;
+            }
             self.send_to_worker(id);
             if self.links.get(&id).is_some_and(|link| link.stalls(now)) {
                 self.custody.abuse(id, "does not read its answers");
