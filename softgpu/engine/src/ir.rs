@@ -494,6 +494,8 @@ pub(crate) struct MachineCode {
 /// The instructions of a function with runs in the place of their first instructions, which the original keeps.
 pub(crate) struct Translation {
     pub(crate) insts: Vec<Inst>,
+    /// There is a barrier among them.
+    pub(crate) has_barrier: bool,
     pub(crate) runs: Vec<RunEntry>,
     pub(crate) pages: CodePages,
 }

@@ -47,10 +47,10 @@ pub(super) fn run(
     barriers
 }
 
-/// Finds the warps and their machine code, if there are several and all are whole.
+/// Finds the warps and their machine code, if there are several and all are whole. Without a barrier, turns cost nothing.
 fn gather<'a>(grid: &Grid<'a>, warps: &mut [Warp], members: &mut Vec<WholeWarp>) -> Option<&'a Translation> {
     members.clear();
-    let mut function = None;
+    let (mut function, mut known) = (None, None);
     for (position, warp) in warps.iter_mut().enumerate() {
         let alive = warp.alive();
         if alive == 0 {
@@ -62,11 +62,12 @@ fn gather<'a>(grid: &Grid<'a>, warps: &mut [Warp], members: &mut Vec<WholeWarp>)
         if fragment.mask != alive || fragment.wait != Wait::Run || *function.get_or_insert(own) != own {
             return None;
         }
+        let translation = grid.code(own).machine.known().filter(|translation| translation.has_barrier)?;
+        known = Some(translation);
         let frame = Frame::new(&mut activation.regs, grid.constants(own));
         members.push(WholeWarp { frame, fragment, position });
     }
-    let function = function.filter(|_| members.len() > 1)?;
-    grid.code(function).machine.known()
+    known.filter(|_| members.len() > 1)
 }
 
 /// The block that runs.

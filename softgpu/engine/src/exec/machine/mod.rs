@@ -67,5 +67,6 @@ pub(crate) fn translate(code: &LoweredCode) -> Option<Translation> {
     if entries.is_empty() {
         return None;
     }
-    Some(Translation { insts, runs: entries, pages: CodePages::new(&bytes)? })
+    let has_barrier = insts.iter().any(|i| i.op == Op::Barrier);
+    Some(Translation { insts, has_barrier, runs: entries, pages: CodePages::new(&bytes)? })
 }
