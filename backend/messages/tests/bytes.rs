@@ -194,7 +194,7 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         FromArbiter::Vm { serial: 7, vm: 1, epoch: 2, lent: 6, headroom: 5, dirty: 4, holders: 3 }
             => [2, 7, 1, 2, 6, 5, 4, 3], fds 0;
         FromArbiter::Unit { serial: 7, total: 6, lent: 5, clean: 4, dirty: 3, headroom: 2, suspect: 1 }
-            => [3, 6, 5, 4, 3, 2, 1], fds 0;
+            => [3, 7, 6, 5, 4, 3, 2, 1], fds 0;
         FromArbiter::WantEscrow { ancestor: 1, bytes: 6 } => [4, 1, 6], fds 0;
         FromArbiter::Event { kind: ArbiterEvent::Leak as u32, vm: 1, process: 9, bytes: 6 } => [5, 4, 1, 9, 6], fds 0;
         FromArbiter::Time { vm: 1, epoch: 2, used: 6, overlapped: 5, waited: 4, turns: 3 }
