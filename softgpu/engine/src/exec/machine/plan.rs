@@ -30,6 +30,14 @@ pub(super) struct AccessGroup {
 }
 
 impl AccessGroup {
+    /// The first byte that a lane accesses, from its address, and the number of bytes from there to the last one of that lane, and of the
+    /// eighth of lanes in a row. `None` if one is beyond 32 bits.
+    pub(super) fn extents(&self) -> Option<[i32; 3]> {
+        let (low, high) = self.bytes;
+        let span = |lanes: i64| i32::try_from(high - low + lanes * i64::from(self.size)).ok();
+        Some([i32::try_from(low).ok()?, span(0)?, span(7)?])
+    }
+
     /// True if the run does not compute the addresses.
     pub(super) fn is_input(&self) -> bool {
         self.version == 0

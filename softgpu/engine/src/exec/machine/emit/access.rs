@@ -182,10 +182,8 @@ impl Emitter<'_> {
 
     /// Finds the shape of the addresses of a group, and checks all bytes that it accesses.
     fn check(&mut self, group: &AccessGroup, place: &ShapePlace, write: bool) {
-        let (low, high) = group.bytes;
         let step = group.size;
-        let span = |steps: i64| i32::try_from(high - low + steps * i64::from(step));
-        let (Ok(offset), Ok(one), Ok(eight)) = (i32::try_from(low), span(0), span(7)) else {
+        let Some([offset, one, eight]) = group.extents() else {
             self.failed = true;
             return;
         };
@@ -249,7 +247,7 @@ impl Emitter<'_> {
         self.code.jump_if(JumpCondition::NotZero, self.decline);
         // The offsets in the range. One that is negative, or above the last at which the access fits, is outside.
         self.code.vex(x::PBROADCASTQ, first, 0, start, None);
-        let offsets = self.all_doubles(low.cast_unsigned());
+        let offsets = self.all_doubles(i64::from(offset).cast_unsigned());
         for (to, half) in [(t, halves[0]), (u, halves[1])] {
             self.code.vex(x::PSUBQ, to, half, Rm::Reg(first), None);
             self.code.vex(x::PADDQ, to, to, offsets, None);

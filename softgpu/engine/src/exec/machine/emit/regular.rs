@@ -117,10 +117,8 @@ impl Emitter<'_> {
     /// Finds the shape of the addresses of all groups of lanes, and checks all bytes that they access. Jumps to `general` if one is not
     /// regular, or not in the range. A load keeps the shape.
     fn check_warp(&mut self, group: &AccessGroup, write: bool, load: Option<usize>, general: Label) {
-        let (low, high) = group.bytes;
         let step = group.size;
-        let span = |steps: i64| i32::try_from(high - low + steps * i64::from(step));
-        let (Ok(offset), Ok(one), Ok(eight)) = (i32::try_from(low), span(0), span(7)) else {
+        let Some([offset, one, eight]) = group.extents() else {
             self.failed = true;
             return;
         };
