@@ -154,8 +154,7 @@ pub(crate) struct VmTerms {
 struct ArbiterReports {
     /// The serial of the last request that was answered.
     answered: u64,
-    unit: Option<(u64, UnitReport)>,
-    unit_at: Option<Instant>,
+    unit: Option<(u64, Instant, UnitReport)>,
     vms: BTreeMap<u32, (u64, VmReport)>,
     times: BTreeMap<u32, TimeReport>,
     work: BTreeMap<u32, WorkReport>,

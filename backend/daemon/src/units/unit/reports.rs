@@ -72,12 +72,12 @@ impl Unit {
 
     /// The last report on the unit.
     pub(crate) fn last(&self) -> Option<UnitReport> {
-        self.heard.borrow().unit.map(|(_, report)| report)
+        self.heard.borrow().unit.map(|(_, _, report)| report)
     }
 
     /// The time since the last report on the unit.
     pub(crate) fn age(&self) -> Duration {
-        self.heard.borrow().unit_at.map_or(Duration::ZERO, |at| at.elapsed())
+        self.heard.borrow().unit.map_or(Duration::ZERO, |(_, at, _)| at.elapsed())
     }
 
     /// Bytes of guest memory that a VM had pinned for the unit in the last report.
@@ -92,7 +92,11 @@ impl Unit {
 
     /// Requests a report on the unit; `None` if there is no answer in time.
     pub(crate) async fn describe(&self) -> Option<UnitReport> {
-        self.ask(|serial| ToArbiter::DescribeUnit { serial }, |heard| heard.unit).await
+        self.ask(
+            |serial| ToArbiter::DescribeUnit { serial },
+            |heard| heard.unit.map(|(of, _, report)| (of, report)),
+        )
+        .await
     }
 
     /// Requests a report on a VM; `None` if there is no answer in time, or it is not about the present epoch.
@@ -178,8 +182,8 @@ impl Unit {
             }
             FromArbiter::Unit { serial, total, lent, clean, dirty, headroom, suspect } => {
                 let mut heard = self.heard.borrow_mut();
-                heard.unit = Some((serial, UnitReport { total, lent, clean, dirty, headroom, suspect }));
-                heard.unit_at = Some(Instant::now());
+                let report = UnitReport { total, lent, clean, dirty, headroom, suspect };
+                heard.unit = Some((serial, Instant::now(), report));
                 self.answered(&mut heard, serial);
             }
             FromArbiter::Pinned { vm, epoch, bytes } => {
