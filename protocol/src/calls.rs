@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Version of the records; a worker refuses a shim of another version.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Ids of wire calls of earlier versions.
 pub const RETIRED: &[u16] = &[0x0100, 0x0102, 0x0113, 0x0500, 0x0501];

@@ -15,6 +15,10 @@ pub const F_RESOURCE_BLOB: u64 = 3;
 /// Device feature: contexts of a capset.
 pub const F_CONTEXT_INIT: u64 = 4;
 
+/// Number of the cursor queue. A guest that is a program has no cursor: it passes the eventfd by which it wakes its worker as this
+/// queue's kick, and then the eventfd by which its worker wakes it as this queue's call.
+pub const CURSOR_QUEUE: u16 = 1;
+
 /// Bytes of the header of commands and answers.
 pub const HEADER_BYTES: usize = 24;
 /// Header flag: the answer signals a fence.

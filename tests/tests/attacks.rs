@@ -18,7 +18,8 @@ use rustix::fs::SealFlags;
 use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sluice_kit::figures::median;
-use sluice_kit::front_end::{FREE, FrontEnd, memory};
+use sluice_kit::front_end::{EventFd, FREE, FrontEnd, memory};
+use sluice_protocol::{session, shared::Shared as _};
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, kill, signal, tail, with_environment};
@@ -136,6 +137,7 @@ const ATTACKS: &[(&str, Act)] = &[
     ("storm of session starts", Stage::starts),
     ("kills of its own programs", Stage::kills),
     ("guest memory that is replaced", Stage::replace_memory),
+    ("signals that are full", Stage::fill_signals),
     ("flood of requests to the API", Stage::ask),
     ("kernel that never ends", Stage::hang),
 ];
@@ -568,6 +570,32 @@ impl Stage {
                 rustix::fs::ftruncate(&loose, 0)?;
             }
         }
+        self.tenants.wait_for_charge(ATTACKER, |charge| charge.holders == 0).map(drop)
+    }
+
+    /// Makes workers write to an eventfd that is full, so that they wait for a reader that never comes.
+    fn fill_signals(&self, progress: &Progress) -> Result<()> {
+        let socket = self.tenants.folder().join(format!("run/vm-{ATTACKER}.sock"));
+        let sleeps = FREE as usize + session::GUEST_PARKED;
+        let mut met = 0;
+        while !progress.is_over() {
+            progress.attempt();
+            // Refusals are answers, as above.
+            let Some(mut raw) = FrontEnd::try_connect(&socket) else { continue };
+            let [doorbell, wake] = [EventFd::new(0)?, EventFd::new(0)?];
+            raw.signals(&doorbell, &wake)?;
+            [&doorbell, &wake].into_iter().try_for_each(|full| full.write(u64::MAX - 1))?;
+            raw.words.store_u32(sleeps, 1, Ordering::SeqCst);
+            raw.try_open(1, 10, FREE);
+            // The worker takes the word back just before it writes.
+            let wakes = |raw: &FrontEnd| raw.words.load_u32(sleeps, Ordering::SeqCst) == 0;
+            let opened = Instant::now();
+            while !progress.is_over() && opened.elapsed() < LIE && !wakes(&raw) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            met += usize::from(wakes(&raw));
+        }
+        ensure!(met > 0, "no worker met a full eventfd");
         self.tenants.wait_for_charge(ATTACKER, |charge| charge.holders == 0).map(drop)
     }
 

@@ -6,6 +6,7 @@ use crate::{
     memory::{MemoryError, MemorySnapshot},
     poller::PollEvent,
     vring::Vring,
+    workers::ProgramSignals,
 };
 use rustix::{
     fd::{AsFd, OwnedFd},
@@ -30,8 +31,6 @@ use vm_memory::GuestMemoryMmap;
 
 /// Number of the control queue.
 const CONTROL: u16 = 0;
-/// Number of the cursor queue.
-const CURSOR: u16 = 1;
 /// Number of queues of a virtio-gpu device.
 pub const QUEUES: u16 = 2;
 /// Number of slots of a queue.
@@ -345,6 +344,17 @@ impl Endpoint {
         })
     }
 
+    /// True if the front-end is a program.
+    #[must_use]
+    pub fn serves_program(&self) -> bool {
+        self.state().device.serves_program()
+    }
+
+    /// Sets a program's own signals, for its session.
+    pub fn set_program_signals(&self, signals: ProgramSignals) {
+        self.state().device.set_program_signals(signals);
+    }
+
     /// Keeps the back channel open.
     pub fn keep_requests(&self, backend: Backend) {
         self.state().requests = Some(backend);
@@ -375,7 +385,7 @@ impl Endpoint {
     pub fn kicked(&self, index: u16, vring: &Vring) {
         self.state().guarded(|state| match index {
             CONTROL => state.control(vring),
-            CURSOR => state.cursor(vring),
+            gpu::CURSOR_QUEUE => state.cursor(vring),
             _ => {}
         });
     }

@@ -6,7 +6,8 @@
 use crate::{
     endpoint::{Endpoint, QUEUE_SLOTS, QUEUES},
     memory::MemorySnapshot,
-    vring::Vring,
+    vring::{self, Vring},
+    workers::ProgramSignals,
 };
 use core::sync::atomic::{AtomicBool, Ordering};
 use rustix::{
@@ -15,6 +16,7 @@ use rustix::{
     fd::OwnedFd,
     io::Errno,
 };
+use sluice_protocol::gpu::CURSOR_QUEUE;
 use sluice_runtime::limited;
 use std::{
     fs::File,
@@ -229,10 +231,17 @@ struct Frontend {
     protocol: u64,
     regions: Vec<Region>,
     memory: MemorySnapshot,
+    /// A program's doorbell, until its wake comes.
+    doorbell: Option<OwnedFd>,
 }
 
 fn failed(error: impl Into<Box<dyn core::error::Error + Send + Sync>>) -> Error {
     Error::ReqHandlerError(io::Error::other(error))
+}
+
+/// Takes a program's descriptor for its worker, which reads or writes it: only an eventfd.
+fn signal(file: File) -> Result<OwnedFd> {
+    if vring::is_eventfd(&file) { Ok(file.into()) } else { Err(failed("a signal that is not an eventfd")) }
 }
 
 fn unserved<T>() -> Result<T> {
@@ -249,7 +258,13 @@ impl Frontend {
             protocol: 0,
             regions: Vec::new(),
             memory: MemorySnapshot::new(GuestMemoryMmap::new()),
+            doorbell: None,
         }
+    }
+
+    /// True if the descriptors of this queue are the signals of a program.
+    fn is_signals(&self, index: u16) -> bool {
+        index == CURSOR_QUEUE && self.endpoint.serves_program()
     }
 
     fn vring(&self, index: u32) -> Result<(u16, &Vring)> {
@@ -391,6 +406,10 @@ impl VhostUserBackendReqHandlerMut for Frontend {
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let (index, vring) = self.vring(index.into())?;
+        if self.is_signals(index) {
+            self.doorbell = file.map(signal).transpose()?;
+            return Ok(());
+        }
         // The front-end has the old one, too, so the epoll would continue to watch it.
         self.queues.unwatch(vring);
         vring.set_kick(file);
@@ -399,6 +418,13 @@ impl VhostUserBackendReqHandlerMut for Frontend {
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let (index, vring) = self.vring(index.into())?;
+        if self.is_signals(index) {
+            let wake = file.map(signal).transpose()?;
+            if let (Some(doorbell), Some(wake)) = (self.doorbell.take(), wake) {
+                self.endpoint.set_program_signals(ProgramSignals { doorbell, wake });
+            }
+            return Ok(());
+        }
         vring.set_call(file);
         self.start(index, vring)
     }

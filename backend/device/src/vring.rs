@@ -90,6 +90,15 @@ pub fn left() -> Vec<Weak<File>> {
         .collect()
 }
 
+fn is_untyped(file: &File) -> bool {
+    fstat(file).is_ok_and(|status| status.st_mode & TYPE == 0)
+}
+
+/// True if a file is an eventfd, as far as its type and a read without waiting can tell.
+pub(crate) fn is_eventfd(file: &File) -> bool {
+    is_untyped(file) && empty(file).is_ok()
+}
+
 /// Reads an eventfd without waiting, whatever its flags; an empty one is no error.
 fn empty(eventfd: impl AsFd) -> io::Result<()> {
     let mut counter = [0; 8];
@@ -104,8 +113,7 @@ fn empty(eventfd: impl AsFd) -> io::Result<()> {
 impl Call {
     /// Takes over a descriptor if its writer can also empty it: an eventfd, the only writable file without a type.
     fn new(file: File) -> Option<Arc<Call>> {
-        let untyped = fstat(&file).is_ok_and(|status| status.st_mode & TYPE == 0);
-        if !untyped {
+        if !is_untyped(&file) {
             limited!(warn, "a call descriptor is not an eventfd");
             return None;
         }

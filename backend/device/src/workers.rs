@@ -1,4 +1,6 @@
 //! The device's view of a worker: a socket, its process, a pipe and an eventfd. Its messages are hostile.
+//!
+//! A guest that is a program may bring two eventfds, by which it and its worker wake each other without the device.
 
 use crate::{
     memory::Piece,
@@ -29,21 +31,38 @@ pub enum Heard {
     Gone,
 }
 
+/// The eventfds by which a program and its worker wake each other. Only these two read and write them, so neither can make the device
+/// wait.
+#[derive(Debug)]
+pub struct ProgramSignals {
+    /// Written by the program.
+    pub doorbell: OwnedFd,
+    /// Written by the worker.
+    pub wake: OwnedFd,
+}
+
+/// The descriptors by which the device rings a worker, and learns that it wakes its guest.
+#[derive(Debug)]
+struct DeviceSignals {
+    /// The device's end of a pipe, written when the guest rings; the worker reads the other end.
+    doorbell: OwnedFd,
+    /// Written by the worker to wake the guest; watched for changes and never read.
+    wake: OwnedFd,
+}
+
 /// The device's side of one worker.
 #[derive(Debug)]
 pub struct Worker {
     socket: Channel<FromWorker, ToWorker>,
     process: EndableProcess,
-    /// The device's end of a pipe, written when the guest rings; the worker reads the other end.
-    doorbell: OwnedFd,
-    /// Written by the worker to wake the guest; watched for changes and never read.
-    wake: OwnedFd,
+    /// `None` if the guest and the worker wake each other.
+    signals: Option<DeviceSignals>,
     /// True if the poller reports that the socket can take more.
     watched: bool,
 }
 
 impl Worker {
-    /// Adopts a worker: watches it and sends it the begin of the session.
+    /// Adopts a worker: watches it and sends it the begin of the session, with the program's signals if it brought some.
     ///
     /// # Errors
     /// The kernel's, for instance if there are no descriptors left. The caller then kills the worker and waits for it.
@@ -51,25 +70,32 @@ impl Worker {
         session: u32,
         socket: OwnedFd,
         process: EndableProcess,
+        program: Option<ProgramSignals>,
         poller: &Poller,
     ) -> Result<Worker, (Errno, EndableProcess)> {
         let socket = Channel::<FromWorker, ToWorker>::new(socket);
-        let set_up = || -> Result<(OwnedFd, OwnedFd), Errno> {
+        let begin = ToWorker::Begin { session, version: control::VERSION };
+        let set_up = || -> Result<Option<DeviceSignals>, Errno> {
             // The worker holds the other end, not this open file, so it cannot make it blocking again.
             rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
-            // An eventfd could be filled by the worker and made blocking: the device, and with it the whole VM, would wait in its next
-            // write. Each end of a pipe has its own flags.
-            let (theirs, doorbell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-            let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
-            let begin = ToWorker::Begin { session, version: control::VERSION };
-            socket.send(&begin, &[theirs.as_fd(), wake.as_fd()])?;
-            poller.edge(wake.as_fd(), PollEvent::Wake(session))?;
+            let signals = if let Some(ProgramSignals { doorbell, wake }) = program {
+                socket.send(&begin, &[doorbell.as_fd(), wake.as_fd()])?;
+                None
+            } else {
+                // An eventfd could be filled by the worker and made blocking: the device, and with it the whole VM, would wait in its
+                // next write. Each end of a pipe has its own flags.
+                let (theirs, doorbell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+                let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
+                socket.send(&begin, &[theirs.as_fd(), wake.as_fd()])?;
+                poller.edge(wake.as_fd(), PollEvent::Wake(session))?;
+                Some(DeviceSignals { doorbell, wake })
+            };
             poller.level(process.as_fd(), PollEvent::Exited(session))?;
             poller.level(socket.as_fd(), PollEvent::Socket(session))?;
-            Ok((doorbell, wake))
+            Ok(signals)
         };
         match set_up() {
-            Ok((doorbell, wake)) => Ok(Worker { socket, process, doorbell, wake, watched: false }),
+            Ok(signals) => Ok(Worker { socket, process, signals, watched: false }),
             Err(error) => {
                 poller.forget(process.as_fd());
                 Err((error, process))
@@ -77,9 +103,10 @@ impl Worker {
         }
     }
 
-    /// Writes the doorbell.
+    /// Writes the doorbell, unless the guest does.
     pub fn ring(&self, session: u32) {
-        match rustix::io::write(&self.doorbell, &[1]) {
+        let Some(DeviceSignals { doorbell, .. }) = &self.signals else { return };
+        match rustix::io::write(doorbell, &[1]) {
             // Full: it is ringing already. Broken: the worker is gone, as its pidfd shows.
             Ok(_) | Err(Errno::AGAIN | Errno::PIPE) => {}
             Err(error) => {
@@ -97,15 +124,20 @@ impl Worker {
     pub fn hang_up(&self, poller: &Poller) {
         // Shut down, not closed: the worker still receives a message that is in the socket already.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        self.forget_messages(poller);
+    }
+
+    fn forget_messages(&self, poller: &Poller) {
         poller.forget(self.socket.as_fd());
-        poller.forget(self.wake.as_fd());
+        if let Some(DeviceSignals { wake, .. }) = &self.signals {
+            poller.forget(wake.as_fd());
+        }
     }
 
     /// Stops watching the worker and returns its process.
     #[must_use]
     pub fn release(self, poller: &Poller) -> EndableProcess {
-        poller.forget(self.socket.as_fd());
-        poller.forget(self.wake.as_fd());
+        self.forget_messages(poller);
         poller.forget(self.process.as_fd());
         self.process
     }

@@ -2,7 +2,7 @@
 
 use crate::common::{Device, SECOND, Worker, in_time};
 use rustix::fs::SealFlags;
-use sluice_kit::front_end::{self, FREE, FrontEnd, command, submit};
+use sluice_kit::front_end::{self, EventFd, FREE, FrontEnd, command, submit};
 use sluice_kit::wait::{TIMEOUT, eventually, readable};
 use sluice_messages::control::{FromDevice, FromWorker, ToDevice, ToWorker};
 use sluice_protocol::{
@@ -14,9 +14,11 @@ use sluice_protocol::{
 };
 use sluice_shared_memory::{Reservation, mapping::Words, socket};
 use std::{
+    os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd},
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
+use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
 const OK: u32 = 0x1100;
 const BASE: u64 = limits::WINDOW_BOUNDS.start;
@@ -93,6 +95,80 @@ fn session_over_the_shims_transport_opens_attaches_and_wakes() {
     });
     assert_eq!(session::lost(&words), Some(46));
     assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
+}
+
+// Promise: V44
+#[test]
+fn program_and_worker_wake_each_other_without_the_device() {
+    use sluice_guest::transport::{Transport, direct::Direct};
+    let device = Device::start(&["--direct"]);
+    let direct = Direct::connect(&device.path).unwrap();
+    let bytes = session::BYTES as u64;
+    let reservation = Reservation::new(0, bytes).unwrap();
+    let control = direct.create(&reservation, reservation.base(), bytes).unwrap();
+    // SAFETY: mapped by the transport for as long as the reservation.
+    #[allow(unsafe_code, reason = "a test")]
+    let words = unsafe { Words::new(reservation.base() as usize, session::BYTES) };
+    words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+    direct.submit(Doorbell::Open { resource: control.id }).unwrap();
+    let worker = device.give_worker();
+    let begun = worker.begin();
+    direct.wait(TIMEOUT).unwrap(); // the wake of `begin`
+
+    device.signal(rustix::process::Signal::STOP);
+    direct.submit(Doorbell::Ring).unwrap();
+    assert!(readable(&begun.doorbell, TIMEOUT), "the program rings the worker");
+    std::thread::scope(|scope| {
+        let waited = scope.spawn(|| {
+            let started = Instant::now();
+            direct.wait(TIMEOUT * 2).unwrap();
+            started.elapsed()
+        });
+        begun.wake();
+        assert!(waited.join().unwrap() < TIMEOUT, "the worker wakes the program");
+    });
+    device.signal(rustix::process::Signal::CONT);
+    rustix::process::pidfd_send_signal(&worker.pidfd, rustix::process::Signal::KILL).unwrap();
+    eventually("lost", || {
+        direct.wait(TIMEOUT).unwrap();
+        session::lost(&words).is_some()
+    });
+}
+
+// Promise: V44
+#[test]
+fn signals_of_a_program_are_eventfds_and_for_one_session() {
+    let device = Device::start(&["--direct"]);
+    let eventfd = || EventFd::new(EFD_NONBLOCK).unwrap();
+    // SAFETY: the owner gives up the number.
+    #[allow(unsafe_code, reason = "a test")]
+    let other = |fd: OwnedFd| unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) };
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
+    let mut first = FrontEnd::connect(&device.path);
+    assert!(first.signals(&other(read), &eventfd()).is_err(), "the end of a pipe");
+    let mut second = FrontEnd::connect(&device.path);
+    assert!(second.signals(&eventfd(), &other(write)).is_err(), "the other end");
+    let mut third = FrontEnd::connect(&device.path);
+    assert!(third.signals(&other(epoll), &eventfd()).is_err(), "another file without a type");
+
+    let mut guest = FrontEnd::connect(&device.path);
+    let (doorbell, wake) = (eventfd(), eventfd());
+    guest.signals(&doorbell, &wake).unwrap();
+    assert_eq!(guest.context(2), OK);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let begun = worker.begin();
+    assert_eq!(wake.read().unwrap(), 1, "the worker of the first session has them");
+    guest.open(2, 11, CONTROL + 0x20_0000);
+    let second = device.give_worker();
+    let other = second.begin();
+    assert!(wake.read().is_err(), "the worker of the second does not");
+    doorbell.write(1).unwrap();
+    assert!(readable(&begun.doorbell, TIMEOUT));
+    assert!(!readable(&other.doorbell, Duration::ZERO));
+    assert_eq!(guest.doorbell(2, Doorbell::Ring), OK);
+    assert!(readable(&other.doorbell, TIMEOUT), "the device rings it");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! A sealed memory file plays guest RAM, its offsets are guest-physical addresses, and the commands are those the kernel's
 //! driver would send. Connection, context and session are one: the device ends all three when this process is gone. A container
 //! needs nothing but the socket.
+//!
+//! This process and its worker wake each other by two eventfds, so that the device need not wake in between.
 
 #![expect(unsafe_code, reason = "borrowing a descriptor of a library")]
 #![expect(clippy::cast_possible_truncation, reason = "halves of words, and the length of a doorbell")]
@@ -54,6 +56,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Yields before a thread that waits for an answer sleeps.
 const YIELDS: u32 = 200;
 
+/// Number of queues of a virtio-gpu device.
+const QUEUES: u64 = 2;
 const VERSION_1: u64 = 1 << 32;
 const EVENT_IDX: u64 = 1 << 29;
 
@@ -68,6 +72,10 @@ pub struct Direct {
     kick: HeldDescriptor,
     /// Written by the device to notify of answers; read by the one thread that waits.
     call: HeldDescriptor,
+    /// Written to wake the worker.
+    doorbell: HeldDescriptor,
+    /// Written by the worker to wake this process; read by the one thread that waits.
+    wake: HeldDescriptor,
     /// Our end of a pipe that closes when this process exits; the device sees it before it has read the end of the connection.
     _alive: HeldDescriptor,
     next_resource: AtomicU32,
@@ -163,13 +171,18 @@ impl Direct {
         // The library owns its copy, and only while it negotiates: the held copy keeps the connection.
         let copy = rustix::io::fcntl_dupfd_cloexec(socket.get()?, socket.get()?.as_raw_fd())
             .map_err(system("the connection"))?;
-        let (kick, call) = (eventfd(0)?, eventfd(EFD_NONBLOCK)?);
-        let mut frontend = Frontend::from_stream(UnixStream::from(copy), 1);
+        let events = FrontendEvents {
+            kick: eventfd(0)?,
+            call: eventfd(EFD_NONBLOCK)?,
+            doorbell: eventfd(EFD_NONBLOCK)?,
+            wake: eventfd(EFD_NONBLOCK)?,
+        };
+        let mut frontend = Frontend::from_stream(UnixStream::from(copy), QUEUES);
         let (ends, alive) = pipe_with(PipeFlags::CLOEXEC).map_err(system("a pipe"))?;
         let alive = HeldDescriptor::new(alive).map_err(system("a pipe"))?;
         // SAFETY: the owner has just given up the number.
         let ends = unsafe { EventFd::from_raw_fd(ends.into_raw_fd()) };
-        negotiate(&mut frontend, &ram, mapping.base(), &kick, &call, &ends)?;
+        negotiate(&mut frontend, &ram, mapping.base(), &events, &ends)?;
         drop((frontend, ends));
         let held = |event: &EventFd| {
             use rustix::fd::{AsFd, BorrowedFd};
@@ -183,8 +196,10 @@ impl Direct {
             state: Mutex::new(DirectState { queue, waiting: None }),
             ram: Mutex::new(ram),
             socket,
-            kick: held(&kick)?,
-            call: held(&call)?,
+            kick: held(&events.kick)?,
+            call: held(&events.call)?,
+            doorbell: held(&events.doorbell)?,
+            wake: held(&events.wake)?,
             _alive: alive,
             next_resource: AtomicU32::new(1),
             next_fence: AtomicU32::new(1),
@@ -241,16 +256,13 @@ impl Direct {
         Ok(polled.is_ok_and(|ready| ready > 0))
     }
 
-    fn ring(&self, kick: bool) -> Result<(), TransportError> {
-        if kick {
-            match rustix::io::write(self.kick.get()?, &1u64.to_ne_bytes()) {
-                // AGAIN: the counter is full, so the device will wake in any case.
-                Ok(_) | Err(Errno::AGAIN) => {}
-                Err(Errno::INTR) => return self.ring(kick),
-                Err(_) => return Err(self.give_up()),
-            }
+    fn ring(&self, eventfd: &HeldDescriptor) -> Result<(), TransportError> {
+        match rustix::io::write(eventfd.get()?, &1u64.to_ne_bytes()) {
+            // AGAIN: the counter is full, so the other side will wake in any case.
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(Errno::INTR) => self.ring(eventfd),
+            Err(_) => Err(self.give_up()),
         }
-        Ok(())
     }
 
     fn collect<'s>(&self, state: &mut MutexGuard<'s, DirectState>) -> Result<(), TransportError> {
@@ -269,7 +281,9 @@ impl Direct {
             self.collect(&mut state)?;
             if let Some((result, kick)) = put(&mut state) {
                 drop(state);
-                self.ring(kick)?;
+                if kick {
+                    self.ring(&self.kick)?;
+                }
                 return Ok(result);
             }
             drop(state);
@@ -387,6 +401,10 @@ impl Transport for Direct {
     }
 
     fn submit(&self, doorbell: Doorbell) -> Result<(), TransportError> {
+        if doorbell == Doorbell::Ring {
+            self.alive()?;
+            return self.ring(&self.doorbell);
+        }
         let command = PendingCommand::submit(doorbell);
         self.put(|state| state.queue.post(command.bytes()).map(|kick| ((), kick)))
     }
@@ -394,6 +412,7 @@ impl Transport for Direct {
     fn wait(&self, timeout: Duration) -> Result<(), TransportError> {
         let started = Instant::now();
         let mut into = [0; HALF_BYTES];
+        // The worker wakes this process itself. The wait is for the device, which answers it if there is no worker any more.
         self.put(|state| {
             if state.waiting.is_some() {
                 return Some(((), false));
@@ -419,19 +438,18 @@ impl Transport for Direct {
             drop(state);
             self.tidy()?;
             let left = timeout.saturating_sub(started.elapsed());
-            if answered || left.is_zero() {
+            if answered || left.is_zero() || self.sleep(left)? {
                 return Ok(());
             }
-            self.sleep(left)?;
         }
     }
 }
 
 impl Direct {
-    /// Sleeps until the device answers a command.
-    fn sleep(&self, timeout: Duration) -> Result<(), TransportError> {
-        let (call, socket) = (self.call.get()?, self.socket.get()?);
-        let mut fds = [PollFd::new(&call, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
+    /// Sleeps until the worker wakes this process, or the device answers a command. Returns `true` if the worker did.
+    fn sleep(&self, timeout: Duration) -> Result<bool, TransportError> {
+        let (wake, call, socket) = (self.wake.get()?, self.call.get()?, self.socket.get()?);
+        let mut fds = [&wake, &call, &socket].map(|fd| PollFd::new(fd, PollFlags::IN));
         let timeout = Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(timeout.subsec_nanos()),
@@ -440,14 +458,17 @@ impl Direct {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(TransportError::System { what: "poll", error }),
         }
-        if !fds[1].revents().is_empty() {
+        let [woken, called, closed] = fds.map(|fd| !fd.revents().is_empty());
+        if closed {
             return Err(self.give_up());
         }
-        if !fds[0].revents().is_empty() {
-            // AGAIN when another answer's interrupt was taken for this one.
-            let _ = rustix::io::read(call, &mut [0; 8]);
+        for (eventfd, written) in [(wake, woken), (call, called)] {
+            if written {
+                // AGAIN when another answer's interrupt was taken for this one.
+                let _ = rustix::io::read(eventfd, &mut [0; 8]);
+            }
         }
-        Ok(())
+        Ok(woken)
     }
 }
 
@@ -476,13 +497,20 @@ impl Pause {
     }
 }
 
-/// Sends features, memory and the queue to the device.
+/// The eventfds of a connection, by their fields' names in [`Direct`].
+struct FrontendEvents {
+    kick: EventFd,
+    call: EventFd,
+    doorbell: EventFd,
+    wake: EventFd,
+}
+
+/// Sends features, memory, the queue and the eventfds to the device.
 fn negotiate(
     frontend: &mut Frontend,
     ram: &Ram,
     base: u64,
-    kick: &EventFd,
-    call: &EventFd,
+    events: &FrontendEvents,
     ends: &EventFd,
 ) -> Result<(), TransportError> {
     fn step<T>(what: &'static str, result: vhost::Result<T>) -> Result<T, TransportError> {
@@ -533,8 +561,11 @@ fn negotiate(
     step("SET_VRING_BASE", frontend.set_vring_base(0, 0))?;
     // Not for errors, since there are none: the kernel closes our end of this pipe while the process exits.
     step("SET_VRING_ERR", frontend.set_vring_err(0, ends))?;
-    step("SET_VRING_CALL", frontend.set_vring_call(0, call))?;
-    step("SET_VRING_KICK", frontend.set_vring_kick(0, kick))?;
+    let signals = usize::from(gpu::CURSOR_QUEUE);
+    step("SET_VRING_KICK", frontend.set_vring_kick(signals, &events.doorbell))?;
+    step("SET_VRING_CALL", frontend.set_vring_call(signals, &events.wake))?;
+    step("SET_VRING_CALL", frontend.set_vring_call(0, &events.call))?;
+    step("SET_VRING_KICK", frontend.set_vring_kick(0, &events.kick))?;
     step("SET_VRING_ENABLE", frontend.set_vring_enable(0, true))
 }
 

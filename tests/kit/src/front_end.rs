@@ -7,7 +7,7 @@ use rustix::{
 };
 use sluice_protocol::{
     doorbell::{Capset, Doorbell},
-    gpu::{Purpose, command::*},
+    gpu::{self, Purpose, command::*},
     session::{self, Nonce},
     shared::Shared,
 };
@@ -20,7 +20,7 @@ use vhost::{
         message::{VhostUserHeaderFlag, VhostUserProtocolFeatures, VhostUserVirtioFeatures},
     },
 };
-use vmm_sys_util::eventfd::EventFd;
+pub use vmm_sys_util::eventfd::EventFd;
 
 pub const QUEUE: u16 = 1024;
 const AVAILABLE: usize = 0x4000;
@@ -146,6 +146,12 @@ impl FrontEnd {
         self.frontend.set_vring_call(0, &self._call)?;
         self.frontend.set_vring_kick(0, &self.kick)?;
         self.frontend.set_vring_enable(0, true)
+    }
+
+    /// Passes the descriptors by which a program and its worker wake each other.
+    pub fn signals(&mut self, doorbell: &EventFd, wake: &EventFd) -> Result<(), vhost::Error> {
+        self.frontend.set_vring_kick(gpu::CURSOR_QUEUE.into(), doorbell)?;
+        self.frontend.set_vring_call(gpu::CURSOR_QUEUE.into(), wake)
     }
 
     /// Replaces the device's memory by another memory file.

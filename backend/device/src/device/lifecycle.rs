@@ -139,7 +139,7 @@ impl Device {
     }
 
     fn adopt(&mut self, number: u32, socket: OwnedFd, process: EndableProcess) {
-        match Worker::adopt(number, socket, process, &self.poller) {
+        match Worker::adopt(number, socket, process, self.program_signals.take(), &self.poller) {
             Ok(worker) => {
                 if let Some(session) = self.sessions.get_mut(&number) {
                     session.phase = SessionPhase::Running(worker);

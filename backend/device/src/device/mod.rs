@@ -21,6 +21,7 @@ use crate::{
     sessions::{SessionOwner, SessionPhase, SessionState, UNAVAILABLE},
     users::{ConnectionAccount, ResourceKind, UserShare},
     waiters::Waiters,
+    workers::ProgramSignals,
 };
 use freed::FreedSearch;
 use rustix::io::Errno;
@@ -179,6 +180,8 @@ pub struct Device {
     answers: Vec<CommandAnswer>,
     /// The connection's part of its user's share, if its guest is a program.
     account: Option<ConnectionAccount>,
+    /// The signals of a guest that is a program, for its first session.
+    program_signals: Option<ProgramSignals>,
     /// Kept until every worker is gone that may map the guest's memory.
     kept: Option<KeepAlive>,
     freed_search: FreedSearch,
@@ -216,6 +219,7 @@ impl Device {
             waiter_limit: limits::WAITERS_PER_DEVICE,
             answers: Vec::new(),
             account: None,
+            program_signals: None,
             kept: None,
             freed_search: FreedSearch::new(policy),
             counters: Counters::default(),
@@ -278,6 +282,17 @@ impl Device {
     /// Counts the device's use in a user's share.
     pub fn count_for(&mut self, user: Arc<UserShare>) {
         self.account = Some(ConnectionAccount::new(user));
+    }
+
+    /// True if the guest is a program.
+    #[must_use]
+    pub const fn serves_program(&self) -> bool {
+        self.account.is_some()
+    }
+
+    /// Gives the first session that gets a worker from now on a program's own signals.
+    pub fn set_program_signals(&mut self, signals: ProgramSignals) {
+        self.program_signals = Some(signals);
     }
 
     /// Checks that the user may have more of each of these kinds.

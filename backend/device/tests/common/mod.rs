@@ -131,6 +131,11 @@ impl Device {
         std::fs::read_to_string(format!("/proc/{}/maps", self.process.id())).unwrap().lines().count()
     }
 
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = Pid::from_raw(self.process.id().try_into().unwrap()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
     pub(crate) fn is_alive(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
     }

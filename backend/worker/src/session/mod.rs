@@ -62,10 +62,11 @@ impl ReplyTo {
 pub(crate) struct Session {
     /// The control resource; stays mapped until the process ends.
     words: Pages,
-    /// Signalled by the device.
+    /// Signalled by the device, or by the guest if it is a program.
     doorbell: OwnedFd,
     /// Signalled by threads of the worker.
     inner: OwnedFd,
+    /// Wakes the guest, by the device or directly.
     wake: OwnedFd,
     sticky: AtomicU32,
     /// Late errors as published; the guest's page is not read back.
