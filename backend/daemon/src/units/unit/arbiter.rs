@@ -16,7 +16,7 @@ use sluice_messages::control::{ArbiterSetup, FromArbiter, HostAccess, ToArbiter,
 use sluice_runtime::{process::Identity, rate::TokenBucket};
 use tokio::{
     sync::watch,
-    time::{interval, sleep, timeout},
+    time::{Instant as Clock, interval, sleep, timeout},
 };
 
 use super::{ArbiterReports, Unit, reports::DESCRIBE};
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Time limit for an answer of an arbiter that lends, before it counts as hung. Drivers have long calls.
-const HUNG: Duration = Duration::from_secs(20);
+pub(super) const HUNG: Duration = Duration::from_secs(20);
 /// Time limit for taking and clearing all memory, before the arbiter counts as hung.
 const READY: Duration = Duration::from_secs(120);
 /// Period of requests for its report.
@@ -227,7 +227,7 @@ impl Unit {
     }
 
     /// Returns when the arbiter does not become ready, or does not answer.
-    async fn watch_pulse(&self) -> String {
+    pub(super) async fn watch_pulse(&self) -> String {
         if !self.ready(READY).await {
             return "it does not become ready".to_owned();
         }
@@ -235,7 +235,7 @@ impl Unit {
         let mut silent = Duration::ZERO;
         loop {
             pulse.tick().await;
-            let asked = Instant::now();
+            let asked = Clock::now();
             if self.describe().await.is_some() {
                 silent = Duration::ZERO;
                 continue;

@@ -222,7 +222,7 @@ mod tests {
         configuration::{Arguments, Configuration},
         handover::{fd_store::FdStore, launching::Launching},
         records::state::{adoption::Adoption, checkpoint::Checkpoint},
-        units::unit::UnitPlace,
+        units::unit::{UnitPlace, arbiter::HUNG},
     };
 
     /// A unit whose arbiter the test plays.
@@ -306,6 +306,48 @@ mod tests {
             });
             assert_eq!(of_vm.await.expect("a task"), None);
             assert_eq!(unit.stale(), 1);
+        };
+        LocalSet::new().run_until(test).await;
+    }
+
+    // Promise: P65
+    #[tokio::test]
+    async fn arbiter_is_hung_after_its_own_silence_and_not_after_a_stop_of_the_daemon() {
+        let test = async {
+            // Only the test lets time pass.
+            tokio::time::pause();
+            let directory = tempfile::tempdir().expect("a directory");
+            let unit = unit(directory.path());
+            let (queue, _queued) = send_queue();
+            *unit.running.borrow_mut() = Some(queue);
+            unit.lends.send_replace(Some(0));
+            let watched = Rc::clone(&unit);
+            let watched = spawn_local(async move { watched.watch_pulse().await });
+            let passes = async |time| {
+                yield_now().await;
+                tokio::time::advance(time).await;
+                yield_now().await;
+            };
+            // A request is open in each stop, so that it has a wait of that length for its answer.
+            for _ in 0..4 {
+                passes(HUNG * 2).await;
+                passes(Duration::ZERO).await;
+            }
+            assert!(!watched.is_finished(), "four stops count as four answers that did not come in time");
+            let serial = unit.serial.get();
+            unit.on_message(FromArbiter::Unit {
+                serial,
+                total: 9,
+                lent: 0,
+                clean: 0,
+                dirty: 0,
+                headroom: 0,
+                suspect: 0,
+            });
+            // From here on, time passes to the next limit whenever the unit waits.
+            let began = tokio::time::Instant::now();
+            let why = watched.await.expect("a task");
+            assert!((HUNG..HUNG * 2).contains(&began.elapsed()), "{why} after {:?}", began.elapsed());
         };
         LocalSet::new().run_until(test).await;
     }
