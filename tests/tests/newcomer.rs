@@ -249,7 +249,7 @@ fn newer(packages: &Packages) -> Result<Vec<(String, Vec<u8>)>> {
         let text = std::fs::read_to_string(&control)?;
         let old = env!("CARGO_PKG_VERSION");
         let text = text.replace(&format!("Version: {old}\n"), &format!("Version: {NEWER}\n"));
-        std::fs::write(&control, text.replace(&format!("(= {old})"), &format!("(= {NEWER})")))?;
+        std::fs::write(&control, text.replace(&format!(" {old})"), &format!(" {NEWER})")))?;
         let name = format!("newer-{}.deb", package.name());
         let file = folder.path().join(&name);
         deb(&[
