@@ -111,6 +111,30 @@ impl Held {
     fn copy(&self, from: &Held) {
         self.0.store(from.0.load(Ordering::Acquire), Ordering::Release);
     }
+
+    /// Records the end of a stream's present work: the time of this call if there is none.
+    fn record(&self, stream: &Held) {
+        let value = match stream.0.load(Ordering::Acquire) {
+            value if value == 0 || value & UNTIL != 0 => (value & !UNTIL).max(now()) | UNTIL,
+            value => value,
+        };
+        self.0.store(value, Ordering::Release);
+    }
+
+    /// The time of the end, in nanoseconds; `None` if it is not known before.
+    fn time(&self) -> Option<u64> {
+        let value = self.0.load(Ordering::Acquire);
+        (value & UNTIL != 0).then_some(value & !UNTIL)
+    }
+}
+
+/// Milliseconds between two ends that have come.
+fn span(start: &Held, end: &Held) -> f32 {
+    match (start.time(), end.time()) {
+        #[expect(clippy::cast_precision_loss, reason = "as in the interface")]
+        (Some(start), Some(end)) => (i128::from(end) - i128::from(start)) as f32 / 1e6,
+        _ => 0.001,
+    }
 }
 
 /// A function that a stream calls.
@@ -1162,7 +1186,7 @@ export! {
         if FULL.load(Ordering::Relaxed) && FULL.swap(false, Ordering::AcqRel) {
             return OUT_OF_MEMORY;
         }
-        event.copy(stream);
+        event.record(stream);
         SUCCESS
     }
     cuCtxRecordEvent(_context: Handle, event: Handle) { cuEventRecord(event, 0) }
@@ -1176,7 +1200,7 @@ export! {
         let (start, end) = (held(start), held(end));
         let _call = (start.1.call("cuEventElapsedTime"), end.1.call("cuEventElapsedTime"));
         match (start.state(), end.state()) {
-            (SUCCESS, SUCCESS) => put(milliseconds, 0.001),
+            (SUCCESS, SUCCESS) => put(milliseconds, span(start, end)),
             (SUCCESS, failed) | (failed, _) => failed,
         }
     }
