@@ -13,7 +13,7 @@ const PROGRAM: &str = "SLUICE_TEST_LOGGING_PROGRAM";
 
 /// The program: logs, panics in a thread, and reports its end on standard output.
 #[test]
-fn program() {
+fn logging_program() {
     if std::env::var_os(PROGRAM).is_none() {
         return;
     }
@@ -28,7 +28,7 @@ fn program() {
 
 fn run(standard_error: OwnedFd) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["program", "--exact", "--nocapture"]).env(PROGRAM, "1").env_remove("SLUICE_LOG");
+    command.args(["logging_program", "--exact", "--nocapture"]).env(PROGRAM, "1").env_remove("SLUICE_LOG");
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::from(standard_error)).spawn().expect("the program");
     // The command keeps copies of the program's descriptors.

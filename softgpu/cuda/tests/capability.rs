@@ -33,13 +33,13 @@ fn empty(target: &str) -> String {
 #[test]
 fn attributes_names_and_limits_of_a_model_belong_together() {
     for model in ["T4-16", "A100-80", "A10-24", "L4-24", "H200-141", "RTX5090-32"] {
-        on(model, "limits");
+        on(model, "limits_in_own_process");
     }
 }
 
 #[test]
 #[ignore = "a part of attributes_names_and_limits_of_a_model_belong_together"]
-fn limits() {
+fn limits_in_own_process() {
     init();
     // The vendor's tables: capability, threads and blocks of a multiprocessor, shared memory of a multiprocessor and of a block
     // that opts in, in KiB, the memory reserved in a block, single to double precision, and the name.
@@ -103,12 +103,12 @@ fn limits() {
 // Promise: S63
 #[test]
 fn function_that_cannot_run_is_refused_at_its_lookup() {
-    on("H200-141", "lookup");
+    on("H200-141", "lookup_in_own_process");
 }
 
 #[test]
 #[ignore = "a part of function_that_cannot_run_is_refused_at_its_lookup"]
-fn lookup() {
+fn lookup_in_own_process() {
     let _context = Context::new();
     let source = text(
         ".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry good() { ret; }\n\

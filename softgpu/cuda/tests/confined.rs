@@ -6,13 +6,13 @@ use crate::support::*;
 #[test]
 fn driver_opens_no_file_after_initialisation() {
     let state = new_state();
-    let status = start_child("confined::confined", state.path(), "confined").wait().unwrap();
+    let status = start_child("confined::confined_in_own_process", state.path(), "confined").wait().unwrap();
     assert!(status.success(), "{status}");
 }
 
 #[test]
 #[ignore = "a part of driver_opens_no_file_after_initialisation"]
-fn confined() {
+fn confined_in_own_process() {
     ok!(cuInit(0));
     // On a thread of its own: the filter applies to threads started from here.
     std::thread::spawn(|| {

@@ -8,7 +8,7 @@ use crate::support::*;
 
 #[test]
 #[ignore = "a process of the tests here"]
-fn peer() {
+fn peer_process() {
     serve();
 }
 
@@ -19,7 +19,7 @@ fn turn() -> std::sync::MutexGuard<'static, ()> {
 }
 
 fn start(state: &Path) -> Peer {
-    let mut command = command("fairness::peer", state, "peer");
+    let mut command = command("fairness::peer_process", state, "peer");
     command.env("SLUICE_SOFTGPU_THREADS", "2");
     let peer = Peer::start_as(command);
     peer.ask("context").unwrap();

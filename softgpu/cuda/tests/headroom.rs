@@ -9,13 +9,13 @@ use softgpu_device::{Config, Device, Held, Process};
 
 #[test]
 #[ignore = "a process of the tests here"]
-fn peer() {
+fn peer_process() {
     serve();
 }
 
 /// A process on a device of 70 pages, each of whose contexts takes `context_bytes`.
 fn start(state: &Path, context_bytes: Option<u64>) -> Peer {
-    let mut command = command("headroom::peer", state, "peer");
+    let mut command = command("headroom::peer_process", state, "peer");
     command.env("SLUICE_SOFTGPU_SCALE", "1024").env_remove("SLUICE_SOFTGPU_CONTEXT_BYTES");
     if let Some(bytes) = context_bytes {
         command.env("SLUICE_SOFTGPU_CONTEXT_BYTES", bytes.to_string());

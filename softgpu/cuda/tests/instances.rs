@@ -10,7 +10,7 @@ use softgpu_device::{Config, Device, GpuInstance};
 
 #[test]
 #[ignore = "a process of the tests here"]
-fn peer() {
+fn peer_process() {
     serve();
 }
 
@@ -53,8 +53,10 @@ fn programs_on_two_instances_share_no_memory() {
     let device = device(state.path());
     let (one, first) = make(&device, 19, 0);
     let (other, second) = make(&device, 15, 2);
-    let (a, b) =
-        (Peer::start_as(on(state.path(), "peer", &first)), Peer::start_as(on(state.path(), "peer", &second)));
+    let (a, b) = (
+        Peer::start_as(on(state.path(), "peer_process", &first)),
+        Peer::start_as(on(state.path(), "peer_process", &second)),
+    );
     a.ask("context").unwrap();
     b.ask("context").unwrap();
     let (ours, theirs) = (9984 / 2 / 512, 20096 / 2 / 512);
@@ -92,7 +94,7 @@ fn programs_on_two_instances_share_no_memory() {
     device.destroy_instance(one.epoch).unwrap();
     // The control: the next instance at this position finds the data, so it was not cleared.
     let (_, third) = make(&device, 19, 0);
-    let next = Peer::start_as(on(state.path(), "peer", &third));
+    let next = Peer::start_as(on(state.path(), "peer_process", &third));
     next.ask("context").unwrap();
     next.ask(&format!("create 0 {ours} 0")).unwrap();
     next.ask("map 0").unwrap();
@@ -105,7 +107,7 @@ fn program_sees_its_instance_as_a_device() {
     let state = new_state();
     let device = device(state.path());
     let run = |visible: &str, expected: &str| {
-        let mut command = on(state.path(), "looks", visible);
+        let mut command = on(state.path(), "devices_seen_in_own_process", visible);
         let output = command.env("EXPECTED", expected).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{visible}: {said}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -125,7 +127,7 @@ fn program_sees_its_instance_as_a_device() {
 
 #[test]
 #[ignore = "a part of program_sees_its_instance_as_a_device"]
-fn looks() {
+fn devices_seen_in_own_process() {
     let expected = std::env::var("EXPECTED").unwrap();
     let code = cu!(cuInit(0));
     if expected == "nothing" {

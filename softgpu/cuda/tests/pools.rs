@@ -14,7 +14,7 @@ const USED_HIGH: i32 = 8;
 
 #[test]
 #[ignore = "a process of the tests here"]
-fn peer() {
+fn peer_process() {
     serve();
 }
 
@@ -259,7 +259,7 @@ fn many_threads_and_streams_share_a_pool() {
 }
 
 fn start(state: &Path) -> Peer {
-    let peer = Peer::start("pools::peer", state);
+    let peer = Peer::start("pools::peer_process", state);
     peer.ask("context").unwrap();
     peer
 }

@@ -9,12 +9,12 @@ use sluice_kit::wait::eventually;
 
 #[test]
 #[ignore = "a process of the tests here"]
-fn peer() {
+fn peer_process() {
     serve();
 }
 
 fn start(state: &Path) -> Peer {
-    let peer = Peer::start("processes::peer", state);
+    let peer = Peer::start("processes::peer_process", state);
     peer.ask("context").unwrap();
     peer
 }
@@ -248,7 +248,7 @@ fn program_that_exits_last_gives_the_memory_of_its_device_back() {
     let path = state.path().join("gpu0/hbm");
     let storage = || std::fs::metadata(&path).unwrap().blocks() * 512;
     let start = || {
-        let mut command = command("processes::peer", state.path(), "peer");
+        let mut command = command("processes::peer_process", state.path(), "peer");
         command.env("SLUICE_SOFTGPU_IDLE_BYTES", "0");
         let peer = Peer::start_as(command);
         peer.ask("context").unwrap();

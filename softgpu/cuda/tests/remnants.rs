@@ -9,12 +9,12 @@ use sluice_kit::wait::eventually;
 
 #[test]
 #[ignore = "a process of the tests here"]
-fn peer() {
+fn peer_process() {
     serve();
 }
 
 fn start(state: &Path, context_bytes: u64) -> Peer {
-    let mut command = command("remnants::peer", state, "peer");
+    let mut command = command("remnants::peer_process", state, "peer");
     command.env("SLUICE_SOFTGPU_CONTEXT_BYTES", context_bytes.to_string());
     let peer = Peer::start_as(command);
     peer.ask("context").unwrap();

@@ -183,7 +183,7 @@ mod tests {
     use crate::Config;
 
     #[test]
-    fn the_table_has_exactly_the_variables_that_are_read() {
+    fn table_has_exactly_the_variables_that_are_read() {
         let read = RefCell::new(BTreeSet::new());
         let config = Config::from_variables(&|name| {
             read.borrow_mut().insert(name.to_owned());

@@ -32,7 +32,7 @@ fn run(body: &str, inputs: &[[u32; 3]]) -> Vec<[u32; 4]> {
 }
 
 #[test]
-fn a_barrier_in_memory_hands_data_from_one_warp_to_another() {
+fn barrier_in_memory_hands_data_from_one_warp_to_another() {
     let mut rig = Rig::body(
         ".param .u64 out",
         ".reg .b64 %out, %a;\n.reg .b32 %t, %lane, %v, %sum, %n, %parity, %at, %x;\n.reg .pred %p, %q;\n\
@@ -59,7 +59,7 @@ fn a_barrier_in_memory_hands_data_from_one_warp_to_another() {
 }
 
 #[test]
-fn a_barrier_in_memory_counts_arrivals_bytes_and_phases() {
+fn barrier_in_memory_counts_arrivals_bytes_and_phases() {
     // Each step sets a bit of r0 for a phase that has ended.
     let test = |bit: u32| {
         format!("mbarrier.test_wait.shared.b64 %p, [bar], %d1;\n@%p or.b32 %r0, %r0, {};\n", 1u32 << bit)
@@ -125,7 +125,7 @@ fn barriers_and_pipelines_of_libcu_order_the_threads_of_a_block() {
 }
 
 #[test]
-fn an_election_names_the_first_member() {
+fn election_names_the_first_member() {
     let inputs: Vec<[u32; 3]> = (0..32).map(|n| [n, 0, 0]).collect();
     let all = run("elect.sync %r0|%p, -1;\nselp.u32 %r1, 1, 0, %p;", &inputs);
     for (n, got) in (0..).zip(all) {
@@ -356,7 +356,7 @@ fn variables_of_vector_type_have_the_size_and_alignment_of_their_elements() {
 }
 
 #[test]
-fn a_logic_operation_tells_whether_its_result_is_zero() {
+fn logic_operation_reports_a_result_of_zero() {
     let body = "setp.eq.u32 %q, %z, 1;\n\
                 lop3.or.b32 %r0|%p, %x, %y, %z, 0xc0, %q;\nselp.u32 %r1, 1, 0, %p;\n\
                 lop3.and.b32 _|%p, %x, %y, %z, 0x3c, %q;\nselp.u32 %r2, 1, 0, %p;";
@@ -369,7 +369,7 @@ fn a_logic_operation_tells_whether_its_result_is_zero() {
 }
 
 #[test]
-fn a_copy_whose_source_is_ignored_clears_its_target() {
+fn copy_with_an_ignored_source_clears_its_target() {
     let body = ".shared .align 16 .b8 to[2048];\n.reg .b32 %at;\nmov.u32 %at, to;\nshl.b32 %r3, %id, 4;\nadd.u32 %at, %at, %r3;\n\
                 mov.u32 %r3, 0;\nst.shared.v4.u32 [%at], {%y, %y, %y, %y};\nsetp.eq.u32 %p, %z, 1;\n\
                 cp.async.ca.shared.global [%at], [%in], 8, %p;\ncp.async.wait_all;\nld.shared.v4.u32 {%r0, %r1, %r2, %r3}, [%at];";
@@ -378,7 +378,7 @@ fn a_copy_whose_source_is_ignored_clears_its_target() {
 }
 
 #[test]
-fn a_local_name_has_a_generic_address() {
+fn local_name_has_a_generic_address() {
     let body = ".local .align 4 .b32 l;\nst.local.u32 [l], %x;\nld.u32 %r0, [l];\nst.u32 [l], %y;\nld.local.u32 %r1, [l];";
     assert_eq!(run(body, &[[5, 6, 0], [7, 8, 0]]), [[5, 6, 0, 0], [7, 8, 0, 0]]);
 }

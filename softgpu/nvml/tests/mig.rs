@@ -140,13 +140,13 @@ fn text(buffer: &[std::ffi::c_char]) -> String {
 #[test]
 fn every_model_divides_according_to_its_table() {
     for model in MODELS.iter().filter(|model| model.division.is_some()) {
-        run("table", model.key);
+        run("table_in_own_process", model.key);
     }
 }
 
 #[test]
 #[ignore = "a part of every_model_divides_according_to_its_table"]
-fn table() {
+fn table_in_own_process() {
     let (nvml, geometry) = (nvml(), geometry());
     let device = nvml.device_by_index(0).unwrap();
     let raw = handle(&device);
@@ -201,7 +201,7 @@ fn table() {
 #[test]
 fn instance_is_created_and_destroyed_in_two_steps() {
     for model in ["A100-40", "H100-80", "H200-141", "A30-24"] {
-        run("life", model);
+        run("life_in_own_process", model);
     }
 }
 
@@ -240,7 +240,7 @@ fn holds_memory() {
 
 #[test]
 #[ignore = "a part of instance_is_created_and_destroyed_in_two_steps"]
-fn life() {
+fn life_in_own_process() {
     let (nvml, geometry) = (nvml(), geometry());
     let device = nvml.device_by_index(0).unwrap();
     let raw = handle(&device);
@@ -317,14 +317,14 @@ fn life() {
 // Promise: P40
 #[test]
 fn every_configuration_of_hopper_can_be_created() {
-    run("configurations", "H100-80");
+    run("configurations_in_own_process", "H100-80");
 }
 
 /// Creates all placed configurations, each once, by adding one instance at a time, and compares the remaining capacity with a
 /// count by hand.
 #[test]
 #[ignore = "a part of every_configuration_of_hopper_can_be_created"]
-fn configurations() {
+fn configurations_in_own_process() {
     struct Walk<'a> {
         nvml: &'a Nvml,
         device: nvmlDevice_t,
@@ -369,12 +369,12 @@ fn configurations() {
 
 #[test]
 fn model_without_mig_reports_no_instances() {
-    run("indivisible", "A10-24");
+    run("indivisible_in_own_process", "A10-24");
 }
 
 #[test]
 #[ignore = "a part of model_without_mig_reports_no_instances"]
-fn indivisible() {
+fn indivisible_in_own_process() {
     // The configuration requests MIG for a model without it.
     let path = std::env::current_exe().unwrap().with_file_name("libsoftgpu_nvml.so");
     assert!(Nvml::builder().lib_path(path.as_os_str()).init().is_err());
@@ -392,12 +392,12 @@ fn indivisible() {
 // Promise: P43
 #[test]
 fn injected_faults_and_health_are_reported() {
-    run("faults", "H200-141");
+    run("faults_in_own_process", "H200-141");
 }
 
 #[test]
 #[ignore = "a part of injected_faults_and_health_are_reported"]
-fn faults() {
+fn faults_in_own_process() {
     let (nvml, place) = (nvml(), place());
     let device = nvml.device_by_index(0).unwrap();
     let raw = handle(&device);

@@ -87,7 +87,7 @@ fn run(name: &str, state: &Path) {
 /// Holds three pages of its heap, and one of the driver's, until it is killed.
 #[test]
 #[ignore = "a process of its own for the other tests"]
-fn holder() {
+fn holder_process() {
     let device = open(Path::new(&std::env::var("SLUICE_SOFTGPU_STATE").unwrap()));
     let owner = device.attach(Client::Cuda).unwrap();
     owner.context_began();
@@ -104,12 +104,12 @@ fn holder() {
 // Promise: Q10
 #[test]
 fn device_has_the_identity_that_the_driver_reports() {
-    run("identity", state().path());
+    run("identity_in_own_process", state().path());
 }
 
 #[test]
 #[ignore = "a part of device_has_the_identity_that_the_driver_reports"]
-fn identity() {
+fn identity_in_own_process() {
     let nvml = Nvml::load();
     let mut number = 0u32;
     let mut name = [0; 96];
@@ -187,12 +187,12 @@ fn identity() {
 // Promise: Q10
 #[test]
 fn memory_and_processes_match_the_device() {
-    run("accounts", state().path());
+    run("accounts_in_own_process", state().path());
 }
 
 #[test]
 #[ignore = "a part of memory_and_processes_match_the_device"]
-fn accounts() {
+fn accounts_in_own_process() {
     let state = std::env::var("SLUICE_SOFTGPU_STATE").unwrap();
     let nvml = Nvml::load();
     ok!(nvml.nvmlInit_v2());
@@ -244,7 +244,7 @@ fn accounts() {
     };
     assert_eq!((memory(), processes()), (0, BTreeMap::new()), "this process only observes");
 
-    let holder = Process::holding(&mut child("holder", Path::new(&state)));
+    let holder = Process::holding(&mut child("holder_process", Path::new(&state)));
     let pid = holder.0.id();
     assert_eq!(memory(), 4 * PAGE_BYTES);
     assert_eq!(processes(), BTreeMap::from([(pid, 4 * PAGE_BYTES)]));
@@ -309,12 +309,12 @@ const MINUTE: u32 = 60_000;
 
 #[test]
 fn appended_xid_wakes_a_waiting_event_set() {
-    run("errors", state().path());
+    run("errors_in_own_process", state().path());
 }
 
 #[test]
 #[ignore = "a part of appended_xid_wakes_a_waiting_event_set"]
-fn errors() {
+fn errors_in_own_process() {
     let state = std::env::var("SLUICE_SOFTGPU_STATE").unwrap();
     let nvml = Nvml::load();
     ok!(nvml.nvmlInit_v2());
@@ -355,12 +355,12 @@ fn errors() {
 /// A forked child does not use its parent's devices: it initialises anew, or gets an error that it must.
 #[test]
 fn forked_child_initialises_anew() {
-    run("forked", state().path());
+    run("forked_in_own_process", state().path());
 }
 
 #[test]
 #[ignore = "a part of forked_child_initialises_anew"]
-fn forked() {
+fn forked_in_own_process() {
     let nvml = Nvml::load();
     ok!(nvml.nvmlInit_v2());
     let mut count = 0u32;

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 /// Not a test: a process with a software GPU of its own.
 #[test]
 #[ignore = "the body of a process"]
-fn process() {
+fn measuring_process() {
     let mut unit = OpenUnit::open(&driver(), 0, None).unwrap();
     unit.enter().unwrap();
     let pieces = unit.take_free(8 * MIB, u64::MAX).unwrap().pieces;
@@ -51,7 +51,7 @@ fn process() {
 fn scrub_reaches_70_percent_of_the_memset_rate() {
     let state = TempDir::new_in("/dev/shm").unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "figures::process", "--ignored", "--nocapture"])
+        .args(["--exact", "figures::measuring_process", "--ignored", "--nocapture"])
         .env("SLUICE_SOFTGPU_STATE", state.path().join("gpu"))
         .env("SLUICE_SOFTGPU_MODEL", "A10-24")
         .env("SLUICE_SOFTGPU_SCALE", "64")

@@ -37,7 +37,7 @@ impl Worker {
     ) -> Worker {
         let (control, theirs) = socket::pair().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "worker::process", "--ignored", "--nocapture"])
+            .args(["--exact", "worker::worker_process", "--ignored", "--nocapture"])
             .envs(environment.iter().map(|(name, value)| (*name, value.as_str())))
             .env("ARBITER_TEST_DRIVER", driver)
             .stdin(Stdio::from(theirs))
@@ -551,7 +551,7 @@ impl Played {
 /// Not a test: the body of [`Worker::start`]'s process.
 #[test]
 #[ignore = "the body of worker processes"]
-fn process() {
+fn worker_process() {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
     let control = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     let mut buffer = [0; 4096];

@@ -622,7 +622,7 @@ fn record() -> impl Strategy<Value = (u16, u32, u64, Vec<u64>)> {
 
 #[test]
 #[ignore = "prints figures, checks nothing"]
-fn figures() {
+fn costs_of_calls_are_printed() {
     const COUNT: u32 = 2_000_000;
     let mut guest = Guest::ready();
     let words = guest.harness.words();

@@ -114,7 +114,7 @@ fn launches(count: u64, permit: Option<u32>) {
 /// The body of the process under callgrind.
 #[test]
 #[ignore = "the next test runs this in a process of its own"]
-fn counted() {
+fn counted_process() {
     let count = env::var(LAUNCHES).expect("a count").parse().expect("a number");
     launches(count, env::var(PERMIT).ok().map(|permit| permit.parse().expect("a number")));
 }
@@ -125,7 +125,7 @@ fn counts(count: u64, permit: Option<u32>) -> Counts {
     let mut counted = counts::callgrind(file.path(), None);
     counted.arg(env::current_exe().expect("a path"));
     let (_, module) = module_path!().split_once("::").expect("a crate and a module");
-    counted.args(["--exact", &format!("{module}::counted"), "--ignored", "--test-threads=1"]);
+    counted.args(["--exact", &format!("{module}::counted_process"), "--ignored", "--test-threads=1"]);
     counted.env(LAUNCHES, count.to_string());
     if let Some(permit) = permit {
         counted.env(PERMIT, permit.to_string());

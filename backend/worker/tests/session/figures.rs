@@ -1,4 +1,4 @@
-//! Figures for work on the fast path: `cargo test --release -p sluice-worker figures -- --ignored --nocapture`.
+//! Figures for work on the fast path: `cargo test --release -p sluice-worker costs_of_calls -- --ignored --nocapture`.
 
 use crate::streams::{function, launch, put_launch, ready};
 use sluice_kit::wait::eventually;
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 #[test]
 #[ignore = "prints figures, checks nothing"]
-fn figures() {
+fn costs_of_calls_are_printed() {
     const COUNT: u32 = 200_000;
     let (mut guest, _arena) = ready();
     let kernel = function(&mut guest, 0, "work_p2");

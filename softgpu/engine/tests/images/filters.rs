@@ -104,7 +104,7 @@ fn weights_have_eight_bits_so_that_a_gather_takes_the_texels_of_a_rounded_weight
 }
 
 #[test]
-fn a_gather_takes_the_named_channel_and_the_layer() {
+fn gather_takes_the_named_channel_and_the_layer() {
     let array = Array::new(Shape::D2Layered, float(4), Extents(4, 4, 1, 2, 1)).paint(value);
     for (c, name) in (0..).zip(["r", "g", "b", "a"]) {
         let text =
@@ -172,7 +172,7 @@ fn derivatives_select_the_level_whose_texels_they_step_over() {
 }
 
 #[test]
-fn a_cube_reads_the_face_of_the_longest_component() {
+fn cube_reads_the_face_of_the_longest_component() {
     let array = Array::new(Shape::CubeLayered, float(1), Extents(4, 4, 1, 2, 1)).paint(value);
     // Directions with the face and the texel that the guide's table gives.
     let cases = [
@@ -199,7 +199,7 @@ fn a_cube_reads_the_face_of_the_longest_component() {
 }
 
 #[test]
-fn a_filtered_cube_is_continuous_across_its_edges_and_corners() {
+fn filtered_cube_is_continuous_across_its_edges_and_corners() {
     // The face coordinates of each texel make it the value of a linear function of the direction, divided by its longest
     // component. That function is continuous on the cube, so a seamless filter is close to it everywhere.
     let n = 32;

@@ -111,7 +111,7 @@ fn srgb_is_decoded_before_the_filter_and_not_for_the_last_channel() {
 }
 
 #[test]
-fn a_formatted_store_converts_to_the_format_of_the_surface() {
+fn formatted_store_converts_to_the_format_of_the_surface() {
     let cases: [(ChannelType, [u32; 4], [u32; 4]); 8] = [
         (ChannelType::U8, [0, 255, 256, !0], [0, 255, 255, 255]),
         (ChannelType::S8, [5, (-128i32) as u32, 500, (-500i32) as u32], [5, 0x80, 0x7f, 0x80]),

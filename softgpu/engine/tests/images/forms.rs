@@ -5,7 +5,7 @@ use softgpu_engine::{LoadErrorKind, Module};
 use super::kernel;
 
 #[test]
-fn the_texture_and_surface_functions_of_nvcc_load() {
+fn texture_and_surface_functions_of_nvcc_load() {
     for text in [include_str!("../data/textures.ptx"), include_str!("../data/surfaces.ptx")] {
         let module = Module::load(text.as_bytes(), 75).unwrap_or_else(|error| panic!("{error}"));
         assert!(!module.kernels().is_empty());

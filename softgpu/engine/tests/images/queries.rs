@@ -61,7 +61,7 @@ fn both() -> (Array, Handles) {
 }
 
 #[test]
-fn a_handle_that_is_unknown_or_of_another_kind_faults() {
+fn handle_unknown_or_of_another_kind_faults() {
     let texture = "tex.1d.v4.f32.s32 {%r0, _, _, _}, [%h, {0}];";
     let surface = "suld.b.1d.b32.zero %r0, [%h, {0}];";
     for (handle, text) in
@@ -118,7 +118,7 @@ fn references_and_parameters_name_the_handle_that_the_launch_gives() {
 }
 
 #[test]
-fn a_predicate_beside_the_vector_tells_that_the_texels_are_resident() {
+fn predicate_beside_the_vector_reports_resident_texels() {
     let (array, _) = both();
     let text =
         "setp.ne.u32 %p, 0, 0; tex.1d.v4.f32.s32 {%r0, _, _, _}|%p, [%h, {1}]; selp.u32 %r1, 1, 0, %p;";
@@ -136,7 +136,7 @@ fn lanes_that_a_guard_excludes_keep_their_registers() {
 }
 
 #[test]
-fn a_declared_reference_stands_for_the_definition_of_another_unit() {
+fn declared_reference_stands_for_the_definition_of_another_unit() {
     let header = ".version 8.0\n.target sm_80\n.address_size 64\n";
     let user = format!(
         "{header}.extern .global .texref t;\n.visible .entry k()\n{{\n.reg .b32 %r<4>;\n\
@@ -174,7 +174,7 @@ fn linear_memory_must_be_mapped() {
 }
 
 #[test]
-fn an_image_is_refused_if_a_level_leaves_its_storage() {
+fn image_is_refused_if_a_level_leaves_its_storage() {
     let format = Format { channel: ChannelType::U16, channels: 2 };
     let level = Level { address: 0x1000, width: 8, height: 4, depth: 1, row_pitch: 32, slice_pitch: 128 };
     let array = |end: u64| Storage::Array(0x1000..end);
@@ -207,7 +207,7 @@ fn an_image_is_refused_if_a_level_leaves_its_storage() {
 }
 
 #[test]
-fn a_view_is_a_part_of_its_image() {
+fn view_is_a_part_of_its_image() {
     let array = Array::new(Shape::D2Layered, float(1), Extents(8, 8, 1, 12, 3))
         .paint(|[level, x, y, slice, _]| level << 24 | slice << 16 | y << 8 | x);
     let words = Format { channel: ChannelType::U32, channels: 1 };

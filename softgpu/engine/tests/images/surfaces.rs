@@ -108,7 +108,7 @@ fn coordinates_outside_trap_clamp_or_give_zero() {
 }
 
 #[test]
-fn an_access_that_is_not_aligned_to_its_size_faults() {
+fn access_not_aligned_to_its_size_faults() {
     let array = words(Shape::D1, Extents(5, 1, 1, 1, 1));
     for text in ["suld.b.1d.b32.zero %r0, [%h, {2}];", "sust.b.1d.v2.b32.clamp [%h, {4}], {%c0, %c1};"] {
         assert_eq!(on_surface(&array, text, &[[0; 4]]).expect_err("misaligned").kind, FaultKind::Misaligned);
