@@ -1,7 +1,7 @@
 //! Lending: takes, gives, shares, and takers that wait.
 
 use super::{
-    Custody, Effect, Millis, Task, Worker, WorkerState, class_of,
+    Custody, Effect, Millis, RECALL_OVERDUE, Recall, Task, Worker, WorkerState, class_of,
     lines::{Line, Waits},
 };
 use crate::{
@@ -20,8 +20,6 @@ use sluice_protocol::limits;
 const REPORTS: Millis = 50;
 /// Milliseconds between two recalls of one worker.
 const RECALL_EVERY: Millis = 20;
-/// Milliseconds within which a worker gives back a chunk after a recall. Then its idle bytes count no longer, for it may have none.
-const RECALL_OVERDUE: Millis = 2_000;
 /// Milliseconds without a recall after which the next one counts as the first.
 const RECALL_OVER: Millis = 2 * RECALL_OVERDUE;
 /// Milliseconds after which an unchanged request for more escrow is repeated: `sluiced` may have been away.
@@ -41,22 +39,6 @@ pub(super) struct Waiter {
 impl Waits for Waiter {
     fn worker(&self) -> WorkerId {
         self.worker
-    }
-}
-
-/// Recalls of a worker's idle chunks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Recall {
-    /// Time of the first one, or of the last chunk that came back since.
-    since: Millis,
-    /// Time of the last one.
-    last: Millis,
-}
-
-impl Recall {
-    /// The time at which the worker's idle bytes count no longer.
-    pub(super) const fn overdue(self) -> Millis {
-        self.since.saturating_add(RECALL_OVERDUE)
     }
 }
 

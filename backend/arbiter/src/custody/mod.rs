@@ -94,6 +94,25 @@ enum WorkerState {
     },
 }
 
+/// Milliseconds within which a worker gives back a chunk after a recall. Then its idle bytes count no longer, for it may have none.
+const RECALL_OVERDUE: Millis = 2_000;
+
+/// Recalls of a worker's idle chunks.
+#[derive(Clone, Copy, Debug)]
+struct Recall {
+    /// Time of the first one, or of the last chunk that came back since.
+    since: Millis,
+    /// Time of the last one.
+    last: Millis,
+}
+
+impl Recall {
+    /// The time at which the worker's idle bytes count no longer.
+    const fn overdue(self) -> Millis {
+        self.since.saturating_add(RECALL_OVERDUE)
+    }
+}
+
 #[derive(Debug)]
 struct Worker {
     vm: VmKey,
@@ -125,7 +144,7 @@ struct Worker {
     waiting: usize,
     wishes: usize,
     /// The recall of its idle chunks, if there was one.
-    recalled: Option<lending::Recall>,
+    recalled: Option<Recall>,
     /// Bytes that its driver was granted, margin included, and that no measured figure has replaced.
     granted: u64,
     /// Bytes of the margins of all its grants.

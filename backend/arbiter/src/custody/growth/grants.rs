@@ -1,6 +1,6 @@
 //! Grants: requested, admitted, given, ended and refused.
 
-use super::super::{Custody, Millis, Worker, WorkerState, lending::Recall, lines::Line};
+use super::super::{Custody, Millis, Recall, Worker, WorkerState, lines::Line};
 use super::{ActiveGrant, CONSIDERED, IsStart, Wish};
 use crate::{
     ids::{VmKey, WorkerId},
