@@ -15,9 +15,11 @@
 //! | of the driver | have the guest run functions of its program | call the driver |
 //!
 //! [`dispatch`] decodes and checks calls. [`submit`] gives work to the driver, marks its end and publishes it. [`helper`] has the
-//! two helper threads' queues; [`memory`] and [`modules`] serve their calls, [`graphs`] has executable graphs, and [`images`]
-//! arrays. [`session`] has the memory shared with the guest and the tables of objects, [`arenas`] the guest pages that the driver
-//! uses, [`control`] the messages of the device.
+//! two helper threads' queues; [`memory`] and [`modules`] serve their calls, and [`graphs`] has executable graphs.
+//! [`session`] has the memory shared with the guest and the tables of objects, [`arenas`] the guest pages that the driver uses,
+//! [`control`] the messages of the device.
+//!
+//! Folders from top to bottom: dispatch, modules, submit, memory, helper, graphs, session.
 
 mod arenas;
 mod control;
@@ -27,7 +29,6 @@ mod graphs;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
 mod helper;
-mod images;
 mod memory;
 mod modules;
 mod probe;

@@ -3,7 +3,10 @@
 use super::{Dispatcher, fill_or_release};
 use crate::{
     helper::kinds::Tables as _,
-    images::{GuestArray, GuestReference, ResolvedImage, element_bytes},
+    session::{
+        images::{GuestArray, GuestReference, ResolvedImage},
+        shape::element_bytes,
+    },
 };
 use sluice_driver::{ArrayCopyEnd, Code, ImageMemory, Pitches, Rows, code};
 use sluice_protocol::{

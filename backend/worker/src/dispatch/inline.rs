@@ -13,11 +13,11 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         kinds::{ModuleRef, ReservedId, Tables},
     },
-    images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
     memory::helper::resident_threads,
     resources::{ResolvedOrigin, ResolvedQueues, ResolvedResources},
     session::{
         ReplyTo,
+        images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
         objects::{self, ContextRef, GuestContext},
     },
     submit::{Operation, Payload, StreamOrder, WorkTarget, local::Local, queue::QueueItem},

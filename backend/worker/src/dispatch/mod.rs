@@ -22,9 +22,14 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         notice::{Notice, Notices},
     },
-    images::{GuestArray, GuestReference, MipmappedEntry},
     memory::{SessionMemory, address::AddressMap, memory_source::MemorySource},
-    session::{EXIT_MALFORMED, ReplyTo, Session, objects, plain::PlainObjects, table::Table},
+    session::{
+        EXIT_MALFORMED, ReplyTo, Session,
+        images::{GuestArray, GuestReference, MipmappedEntry},
+        objects,
+        plain::PlainObjects,
+        table::Table,
+    },
     submit::{
         Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
         completion::Completion,

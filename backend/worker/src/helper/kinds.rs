@@ -6,9 +6,11 @@ use crate::{
     arenas::HeldRange,
     graphs::plan::ConditionalSerial,
     helper::notice::{Notice, Notices},
-    images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
     resources::ResolvedResources,
-    session::objects::{self, ContextRef, GuestContext, GuestImage, GuestObject},
+    session::{
+        images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
+        objects::{self, ContextRef, GuestContext, GuestImage, GuestObject},
+    },
 };
 use sluice_cuda_abi::jit;
 use sluice_driver::{Code, Handle, LaunchAttribute, code};

@@ -7,8 +7,10 @@
 use crate::{
     arenas::Arena,
     graphs::{executables::GraphEnd, plan::ConditionalSerial},
-    images::{GuestArray, GuestMipmapped, GuestReference},
-    session::objects::{ContextRef, GuestContext, GuestFunction, GuestModule},
+    session::{
+        images::{GuestArray, GuestMipmapped, GuestReference},
+        objects::{ContextRef, GuestContext, GuestFunction, GuestModule},
+    },
 };
 use core::sync::atomic::{AtomicBool, Ordering};
 use sluice_driver::Handle;

@@ -7,9 +7,12 @@
 use super::{ModuleCaller, ModuleHelper};
 use crate::{
     helper::{jobs::module, kinds::ModuleRef},
-    images::{ArrayShape, GuestArray, GuestMipmapped, GuestReference},
     memory::custody,
-    session::objects::{ContextRef, GuestImage},
+    session::{
+        images::{GuestArray, GuestMipmapped, GuestReference},
+        objects::{ContextRef, GuestImage},
+        shape::ArrayShape,
+    },
     submit::completion::Completion,
 };
 use sluice_cuda_abi::status;

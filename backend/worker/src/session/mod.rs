@@ -1,13 +1,15 @@
 //! The session state that all threads of the worker share: its page, its two eventfds, its sticky error.
 //!
 //! Every publication to the guest goes through here, so that each wakes a sleeping guest. Every other folder uses this one. It
-//! has the tables of the session's objects ([`objects`], [`plain`], [`table`]), the text that kernels print ([`console`]), and the end of
+//! has the tables of the session's objects ([`objects`], [`images`], [`plain`], [`table`]), the text that kernels print ([`console`]), and the end of
 //! the process ([`mod@exit`]). Nothing here depends on the driver, except by the wait that a caller passes in.
 
 pub(crate) mod console;
 pub(crate) mod exit;
+pub(crate) mod images;
 pub(crate) mod objects;
 pub(crate) mod plain;
+pub(crate) mod shape;
 pub(crate) mod table;
 
 use crate::{

@@ -3,10 +3,7 @@
 //! The dispatcher owns them and looks boxes of copies up in their shapes; the module helper makes the driver's objects that they
 //! name. An array keeps its shape, so that it could be made again. Nothing here calls the driver.
 
-mod shape;
-
-use crate::session::objects::ContextRef;
-pub(crate) use shape::{ArrayShape, element_bytes};
+use crate::session::{objects::ContextRef, shape::ArrayShape};
 use sluice_driver::{Handle, ImageMemory};
 use sluice_protocol::handle::{Array, Id, MipmappedArray, Module};
 use std::collections::HashSet;
