@@ -2,9 +2,20 @@
 //!
 //! They are our own, because the generated types hold enumerations, which a guest's number must never become.
 
-use crate::{Handle, HostFunction};
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_abi::sys;
+
+/// A handle of the driver: a pointer to the driver, a number here.
+pub type Handle = u64;
+/// A C callback; only null is ever passed.
+pub type Callback = unsafe extern "C" fn();
+/// A function from block size to dynamic shared bytes; only null is ever passed.
+pub type BlockToShared = unsafe extern "C" fn(c_int) -> usize;
+
+/// A function that the driver calls in the order of a stream, with the pointer that it got with it.
+pub type HostFunction = unsafe extern "C" fn(*mut c_void);
+/// A function that the driver calls with a stream and a status; only null is ever passed.
+pub type StreamCallback = unsafe extern "C" fn(Handle, c_uint, *mut c_void);
 
 /// `CUmemLocation`: memory of a device.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,7 @@
 //! The libraries that a driver loads itself when a program needs them.
 
+#![expect(unsafe_code, reason = "loads C libraries")]
+
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::path::{Path, PathBuf};
 
