@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "an allocator setting before the filter, and the filter's system call")]
 
-use crate::{Role, ioctls::RequestNumber, refusal};
+use crate::{ioctls::RequestNumber, refusal};
 use rustix::{
     process::{DumpableBehavior, set_dumpable_behavior},
     thread::set_no_new_privs,
@@ -349,7 +349,12 @@ fn install(program: &[seccompiler::sock_filter]) -> Result<(), SandboxError> {
     }
 }
 
-pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
+/// Enters the filter of a role. With `one_heap`, all threads share a heap.
+pub(crate) fn enter(
+    role: &dyn core::fmt::Debug,
+    profile: &FilterProfile,
+    one_heap: bool,
+) -> Result<(), SandboxError> {
     let (fatal, refusal) = match std::env::var("SLUICE_SECCOMP").as_deref() {
         Err(_) | Ok("" | "kill") => (SeccompAction::KillProcess, SeccompAction::Trap),
         Ok("log") => {
@@ -365,7 +370,7 @@ pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
         }
         Ok(other) => return Err(SandboxError::Setting(other.to_owned())),
     };
-    if matches!(role, Role::Device | Role::DirectDevice) {
+    if one_heap {
         // One heap for all threads: they allocate little, and each heap reserves memory.
         // SAFETY: sets a number in the allocator; no memory is involved.
         let set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
@@ -374,11 +379,10 @@ pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
     // The launcher's children have another image after exec, which resets this; they set it themselves.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(SandboxError::Dumpable)?;
     set_no_new_privs(true).map_err(std::io::Error::from)?;
-    let profile = role.profile();
-    if matches!(&profile, FilterProfile::Allow(list) if list.otherwise == Otherwise::Refuse) {
+    if matches!(profile, FilterProfile::Allow(list) if list.otherwise == Otherwise::Refuse) {
         refusal::answer().map_err(SandboxError::Handler)?;
     }
-    for program in programs(&profile, fatal, refusal)? {
+    for program in programs(profile, fatal, refusal)? {
         install(&program)?;
     }
     Ok(())
@@ -387,6 +391,7 @@ pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Role;
     use std::collections::HashSet;
 
     fn lists(role: Role) -> [Vec<Rule>; 5] {

@@ -79,7 +79,8 @@ impl Role {
 /// # Errors
 /// [`SandboxError`] if the kernel refuses; the caller must not continue.
 pub fn enter(role: Role) -> Result<(), SandboxError> {
-    filter::enter(role)
+    let one_heap = matches!(role, Role::Device | Role::DirectDevice);
+    filter::enter(&role, &role.profile(), one_heap)
 }
 
 /// Sets the log to which a refused call of a driver leaves a line, if that is not standard error. The first one counts.
