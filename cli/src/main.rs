@@ -5,6 +5,7 @@
 
 mod api;
 mod backend;
+mod backend_options;
 mod doctor;
 mod events;
 mod files;
@@ -25,7 +26,6 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
-use sluice_api::{ByteSize, v1::VmRequest};
 use softgpu_run::{ProgramEnd, StartError};
 
 /// Share a GPU among programs and virtual machines.
@@ -131,36 +131,6 @@ enum Command {
     },
 }
 
-/// Options of each command that starts a backend.
-#[derive(Debug, clap::Args)]
-struct BackendOptions {
-    /// CUDA driver library to compute on [default: the software GPU, libsoftgpu_cuda.so]
-    #[arg(long, value_name = "PATH")]
-    driver: Option<PathBuf>,
-    /// Management library (NVML) of the driver [default: that of the software GPU, with it]
-    #[arg(long, value_name = "PATH")]
-    nvml: Option<PathBuf>,
-    /// Quota of device memory, for instance 1GiB [default: all of the device]
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0), hide_default_value = true)]
-    memory: ByteSize,
-    /// Log level of Sluice's own processes on standard error: error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL")]
-    log: Option<String>,
-    /// Maximum number of page runs that a worker maps. Memory beyond it is copied. 0: copy everything
-    #[arg(long, value_name = "N")]
-    mapped_runs: Option<u32>,
-    #[command(flatten)]
-    arena: vms::ArenaOptions,
-}
-
-impl BackendOptions {
-    /// The request for a VM.
-    fn vm(&self) -> VmRequest {
-        let memory_bytes = (self.memory.0 > 0).then_some(self.memory.0);
-        self.arena.over(VmRequest { memory_bytes, ..VmRequest::default() })
-    }
-}
-
 fn main() -> ExitCode {
     let command = Arguments::parse().command;
     let runs = matches!(command, Command::Run(_) | Command::Host(_));
@@ -220,7 +190,7 @@ fn ask(command: &Command) -> Result<()> {
             clap_complete::generate(*shell, &mut Arguments::command(), "sluice", &mut text);
             api::print(&String::from_utf8_lossy(&text))
         }
-        Command::Manual { directory } => manual::write(directory),
+        Command::Manual { directory } => manual::write(Arguments::command(), directory),
     }
 }
 

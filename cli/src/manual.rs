@@ -3,12 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use clap::CommandFactory as _;
-
-use crate::Arguments;
+use clap::Command;
 
 /// Writes the pages.
-pub(crate) fn write(directory: &Path) -> Result<()> {
+pub(crate) fn write(command: Command, directory: &Path) -> Result<()> {
     ensure!(directory.is_dir(), "there is no directory {}", directory.display());
-    clap_mangen::generate_to(Arguments::command(), directory).context("writing manual pages")
+    clap_mangen::generate_to(command, directory).context("writing manual pages")
 }

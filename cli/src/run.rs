@@ -9,8 +9,8 @@ use sluice_api::v1::VmRequest;
 use softgpu_run::{Companion, ProgramEnd, Signals};
 
 use crate::{
-    BackendOptions,
     backend::{Backend, BackendParameters, Start},
+    backend_options::BackendOptions,
     files,
     softgpu::SoftDevice,
 };

@@ -1,6 +1,8 @@
 //! Project automation: `cargo xtask COMMAND`.
 //!
 //! It owns no product logic; it installs requirements, builds, starts programs and judges their output.
+//!
+//! Folders from top to bottom: hardware, demo, performance, compat.
 
 mod ahead;
 mod api_page;
@@ -35,10 +37,8 @@ mod spelling;
 mod test;
 mod type_names;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sluice_tests::progress;
 
@@ -83,11 +83,6 @@ enum Command {
     Package(package::PackageOptions),
     /// Compare the list of ioctls of NVIDIA's driver with a release of its kernel modules.
     Ioctls(ioctls::Options),
-}
-
-/// Path of the record of a test run.
-fn record_file() -> Result<PathBuf> {
-    Ok(cargo::target_folder()?.join("test-run.json"))
 }
 
 fn main() -> ExitCode {

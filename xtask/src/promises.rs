@@ -12,8 +12,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use sluice_tests::paths;
 
-use crate::record::{Record, RecordVerdict, TestResult};
-use crate::{record_file, sources};
+use crate::record::{Record, RecordVerdict, TestResult, record_file};
+use crate::sources;
 
 /// Areas of promises: virtio and transport, call fidelity, quota, scrub, fence, API, placement, time, guest.
 const AREAS: &str = "VCQSFAPTG";

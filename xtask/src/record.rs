@@ -1,11 +1,18 @@
 //! The machine-readable record of one test run: name of a test, verdict, time.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::cargo;
+
+/// Path of the record of a test run.
+pub(crate) fn record_file() -> Result<PathBuf> {
+    Ok(cargo::target_folder()?.join("test-run.json"))
+}
 
 /// Result of a test, or state of a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,11 +14,10 @@ use crate::cargo::{
     tool_build, with_tools,
 };
 use crate::leftovers::{GRACE, Leftovers};
-use crate::record::{Machine, Record, RecordVerdict, TestResult};
+use crate::record::{Machine, Record, RecordVerdict, TestResult, record_file};
 use crate::runner::{self, Group, Marks, Plan};
 use crate::{
-    dependencies, docs, fuzz, imports, logs, nightly, promises, prose, record_file, setup, sources, spelling,
-    type_names,
+    dependencies, docs, fuzz, imports, logs, nightly, promises, prose, setup, sources, spelling, type_names,
 };
 
 /// The newest version that the pinned compiler builds.

@@ -42,13 +42,10 @@ pub use export::ImportError;
 pub use geometry::{ComputeProfile, Geometry, Profile};
 pub use instances::{ComputeInstance, GpuInstance, InstanceError};
 pub use mapping::{Reservation, map_pages, page_size, unmap_pages};
-pub use model::{MODELS, Model};
+pub use model::{MODELS, Model, PAGE_BYTES};
 pub use owners::{Allocation, Owner};
 pub use records::{AllocationError, Held, Run, Use};
 pub use settings::{SETTINGS, Setting};
 pub use slots::{AttachError, Client, Confinement, Process};
 pub use storage::LOST;
 pub use sys::{anonymous, monotonic_nanoseconds, thread_nanoseconds};
-
-/// The unit in which device memory is owned and mapped.
-pub const PAGE_BYTES: u64 = 2 << 20;

@@ -5,8 +5,10 @@
 //! does not execute, and the vendor's libraries for FFT and random numbers have PTX for 7.5. Programs that need the PTX for 12.0 of
 //! other libraries choose a model of that capability. No GPU of 8.0 has the default model's sizes, so it has a name of its own.
 
-use crate::PAGE_BYTES;
 use crate::capability::Capability;
+
+/// The unit in which device memory is owned and mapped.
+pub const PAGE_BYTES: u64 = 2 << 20;
 
 /// The properties of a GPU model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,12 @@ use std::fs;
 use softgpu_cuda::linked::{self, LinkedText};
 use softgpu_engine::{Kernel, LoadError, Module, SourceUnit};
 
-use crate::fatal;
 use crate::options::AssemblerOptions;
+
+/// A message that ends the program.
+pub(crate) fn fatal(message: &str) -> String {
+    format!("ptxas fatal   : {message}")
+}
 
 /// Assembles; an error is the lines to print.
 pub(crate) fn assemble(options: &AssemblerOptions) -> Result<(), Vec<String>> {

@@ -8,7 +8,7 @@ mod options;
 
 use std::process::ExitCode;
 
-use assemble::assemble;
+use assemble::{assemble, fatal};
 use options::AssemblerRequest;
 
 /// The exit status of every failure.
@@ -31,9 +31,4 @@ fn main() -> ExitCode {
             ExitCode::from(FAILURE)
         }
     }
-}
-
-/// A message that ends the program.
-fn fatal(message: &str) -> String {
-    format!("ptxas fatal   : {message}")
 }
