@@ -6,6 +6,8 @@
 //! it starts no thread until one has to sleep, to run a function of the program or, over a virtual socket, to receive, blocks signals there,
 //! allocates nothing on the launch path, holds its descriptors at high numbers, survives `fork` (the child gets
 //! the error that it has no driver) and exit in any order, and never takes the process down: a bug of its own is an error code.
+//!
+//! Folders from top to bottom: api, graphs, state, session, transport.
 
 mod api;
 mod arguments;

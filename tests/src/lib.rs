@@ -10,6 +10,8 @@
 //! ([`qmp`]), and in these those of other VMMs ([`nested`]), the ways to reach the device from there ([`way`]) with the record of
 //! results ([`matrix`]), and huge pages ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the
 //! separate programs it ships.
+//!
+//! Folders from top to bottom: compat, packages, performance.
 
 pub mod agent_protocol;
 pub mod cgroups;

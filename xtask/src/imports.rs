@@ -1,5 +1,7 @@
-//! The directions of imports: no circle of files in a crate, none of its top folders, and no import of a crate
-//! against the table of docs/architecture.md.
+//! The directions of imports: no circle of files in a crate, nor of its folders, no import against the order of folders that a crate
+//! states, and no import of a crate against the table of docs/architecture.md.
+//!
+//! A crate with several folders states their order in its first lines, as `//! Folders from top to bottom: a, b, c.`
 //!
 //! Files are read as text. An arrow leads from a file to each file whose items it names by path; re-exports are followed, and
 //! code for tests is left out. A module owns the modules inside it, so its arrows to those are not counted.
@@ -13,7 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::cargo::Package;
 use crate::sources;
 
-/// Every circle of files or top folders, and every import against the table.
+/// Every circle of files or folders, and every import against the order of a crate's folders or against the table.
 pub(crate) fn findings(root: &Path, packages: &[Package]) -> Result<Vec<String>> {
     let mut crates: BTreeMap<&Path, BTreeMap<PathBuf, String>> = BTreeMap::new();
     sources::for_each(root, |path, text| {
@@ -25,8 +27,8 @@ pub(crate) fn findings(root: &Path, packages: &[Package]) -> Result<Vec<String>>
     })?;
     let mut findings = Vec::new();
     for (folder, files) in &crates {
-        let found = circles(files);
-        findings.extend(found.iter().map(|circle| format!("circle in {}: {circle}", folder.display())));
+        let found = against_direction(files);
+        findings.extend(found.iter().map(|found| format!("{}: {found}", folder.display())));
     }
     let page = root.join("docs/architecture.md");
     let page = fs::read_to_string(&page).with_context(|| format!("reading {}", page.display()))?;
@@ -46,8 +48,8 @@ struct Imports<'text> {
     paths: BTreeSet<Names<'text>>,
 }
 
-/// Circles of a crate's files, which come by their paths below `src`, and of its top folders.
-fn circles(files: &BTreeMap<PathBuf, String>) -> Vec<String> {
+/// Circles of a crate's files, which come by their paths below `src`, and of its folders; and imports against the order of its folders.
+fn against_direction(files: &BTreeMap<PathBuf, String>) -> Vec<String> {
     let mut modules = BTreeMap::new();
     let mut for_tests: Vec<Names<'_>> = Vec::new();
     for (path, text) in files {
@@ -71,22 +73,72 @@ fn circles(files: &BTreeMap<PathBuf, String>) -> Vec<String> {
     let mut found: Vec<String> = ways_back(&arrows, file);
     // A circle of files would be one of their folders, too.
     if found.is_empty() {
-        found = ways_back(&of_folders(&arrows), |folder| folder.concat());
+        let folders: BTreeSet<_> =
+            arrows.keys().flat_map(|module| (0..module.len()).map(move |length| &module[..length])).collect();
+        let circles =
+            folders.iter().map(|folder| ways_back(&inside(&arrows, folder), |entry| entry.join("/")));
+        found = circles.flatten().collect();
+    }
+    if found.is_empty() {
+        let root = ["lib.rs", "main.rs"].iter().find_map(|root| files.get(Path::new(root)));
+        found = against_order(&inside(&arrows, &[]), &arrows, root.map_or("", String::as_str));
     }
     found
+}
+
+/// Imports of top folders against the order in the first lines of the crate's root, by way of files beside the folders, too.
+fn against_order(tops: &Arrows<'_>, all: &Arrows<'_>, root: &str) -> Vec<String> {
+    let folders: BTreeSet<&str> =
+        all.keys().filter(|module| module.len() > 1 && module[0] != "bin").map(|module| module[0]).collect();
+    if folders.len() < 2 {
+        return Vec::new();
+    }
+    let text: Vec<&str> = root.lines().map_while(|line| line.strip_prefix("//!")).collect();
+    let text = text.concat();
+    let order = text.split_once(ORDER).and_then(|(_, rest)| rest.split_once('.'));
+    let order: Vec<&str> = order.map_or(Vec::new(), |(order, _)| order.split(',').map(str::trim).collect());
+    if order.iter().copied().collect::<BTreeSet<_>>() != folders {
+        let folders = folders.into_iter().collect::<Vec<_>>().join(", ");
+        return vec![format!("its root must state the order of its folders as `{ORDER} …`: {folders}")];
+    }
+    let mut found = Vec::new();
+    for (place, folder) in order.iter().enumerate() {
+        let below = reached(tops, folder);
+        let above = order[..place].iter().filter(|above| below.contains(*above));
+        found.extend(above.map(|above| format!("{folder} imports {above}, which its order puts above it")));
+    }
+    found
+}
+
+/// The beginning of the sentence in which a crate states the order of its folders.
+const ORDER: &str = "Folders from top to bottom:";
+
+/// The entries that one imports, directly or by others.
+fn reached<'files>(tops: &Arrows<'files>, from: &'files str) -> BTreeSet<&'files str> {
+    let (mut open, mut seen) = (vec![from], BTreeSet::new());
+    while let Some(next) = open.pop() {
+        let to = tops.iter().filter(|(from, _)| from[0] == next).flat_map(|(_, to)| to).map(|to| to[0]);
+        open.extend(to.filter(|to| seen.insert(*to)));
+    }
+    seen
 }
 
 /// An arrow to each module whose items a module names.
 type Arrows<'files> = BTreeMap<&'files [&'files str], BTreeSet<&'files [&'files str]>>;
 
-/// The arrows between the top folders and files of a crate. Its root is in none of them.
-fn of_folders<'files>(arrows: &Arrows<'files>) -> Arrows<'files> {
-    let mut folders = Arrows::new();
-    for (from, all) in arrows.iter().filter(|(from, _)| !from.is_empty()) {
-        let to = all.iter().filter(|to| !to.is_empty()).map(|to| &to[..1]);
-        folders.entry(&from[..1]).or_default().extend(to.filter(|to| *to != &from[..1]));
+/// The arrows between the entries of a folder, files and folders; the root of a crate is a folder, too. The folder's own `mod.rs` is in
+/// none of them.
+fn inside<'files>(arrows: &Arrows<'files>, folder: &[&str]) -> Arrows<'files> {
+    let entry = |module: &&'files [&'files str]| {
+        (module.len() > folder.len() && module.starts_with(folder)).then(|| &module[..=folder.len()])
+    };
+    let mut entries = Arrows::new();
+    for (from, all) in arrows {
+        let Some(from) = entry(from) else { continue };
+        let to = all.iter().filter_map(entry);
+        entries.entry(from).or_default().extend(to.filter(|to| *to != from));
     }
-    folders
+    entries
 }
 
 /// The circles of arrows, each once, with the names of their modules.
@@ -314,7 +366,7 @@ mod tests {
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
         let files = files.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned()));
-        circles(&files.collect())
+        against_direction(&files.collect())
     }
 
     #[test]
@@ -348,7 +400,7 @@ mod tests {
     #[test]
     fn circle_of_top_folders_is_found() {
         let files = [
-            ("lib.rs", "mod a; mod b; use a::x::X;"),
+            ("lib.rs", "//! Folders from top to bottom: a, b.\nmod a; mod b; use a::x::X;"),
             ("a/mod.rs", "pub mod x; pub mod y;"),
             ("a/x.rs", "use crate::b::v::V; use crate::Root;"),
             ("a/y.rs", "use super::x::X;"),
@@ -358,6 +410,43 @@ mod tests {
         ];
         assert_eq!(found(&files), ["a -> b -> a"]);
         assert_eq!(found(&files[..6]), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn circle_of_folders_in_a_folder_is_found() {
+        let files = [
+            ("lib.rs", "mod x;"),
+            ("x/mod.rs", "mod a; mod b;"),
+            ("x/a/mod.rs", "pub mod u; pub mod v; use crate::x::b::w::W;"),
+            ("x/a/u.rs", ""),
+            ("x/a/v.rs", ""),
+            ("x/b/mod.rs", "pub mod w; use super::a::u::U;"),
+            ("x/b/w.rs", ""),
+        ];
+        assert_eq!(found(&files), ["x/a -> x/b -> x/a"]);
+    }
+
+    #[test]
+    fn import_against_the_stated_order_of_folders_is_found() {
+        fn files(root: &str) -> [(&str, &str); 6] {
+            [
+                ("lib.rs", root),
+                ("a/mod.rs", "mod x;"),
+                ("a/x.rs", "use crate::f::F;"),
+                ("b/mod.rs", "mod y;"),
+                ("b/y.rs", ""),
+                ("f.rs", "use crate::b::B;"),
+            ]
+        }
+        let modules = "mod a; mod b; mod f;";
+        let order =
+            |order| format!("//! A crate.\n//!\n//! Folders from top\n//! to bottom: {order}.\n{modules}");
+        assert_eq!(found(&files(&order("a, b"))), [] as [&str; 0]);
+        assert_eq!(found(&files(&order("b, a"))), ["a imports b, which its order puts above it"]);
+        for wrong in ["a", "a, b, f", ""] {
+            assert!(found(&files(&order(wrong)))[0].starts_with("its root must state the order"), "{wrong}");
+        }
+        assert!(found(&files(modules))[0].ends_with("a, b"));
     }
 
     #[test]

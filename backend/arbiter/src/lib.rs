@@ -16,6 +16,8 @@
 //! - [`page`], [`inventory`]: the other parties.
 //! - `rounds`: the order in which workers are served.
 //! - [`server`]: the loop.
+//!
+//! Folders from top to bottom: server, custody.
 
 pub mod audit;
 mod booking;

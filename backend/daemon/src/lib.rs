@@ -7,6 +7,8 @@
 //! if it is killed, devices and workers keep running.
 //!
 //! Descriptors flow down, requests flow up, on one SEQPACKET socket per authority.
+//!
+//! Folders from top to bottom: daemon, api, registry, placement, vms, units, handover, records.
 
 pub mod api;
 pub mod configuration;

@@ -15,6 +15,8 @@
 //! that waits. [`serve`] accepts front-ends, [`relay`] takes over a connection that another process has made, and [`users`] has
 //! the shares of the host's users. [`memory`] records the owner of each guest page, [`page`] the device's words in a control
 //! resource, and [`vring`] drives a virtqueue. [`stream`] is the front-end of a guest that shares no memory. [`program`] begins it all.
+//!
+//! Folders from top to bottom: stream, device, link.
 
 #![warn(
     clippy::indexing_slicing,

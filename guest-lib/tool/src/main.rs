@@ -2,6 +2,8 @@
 //! ([`doctor`]), and switches Sluice's libraries on and off for the loader ([`loader`]).
 //!
 //! Programs must work without it: they load the libraries and nothing else.
+//!
+//! Folders from top to bottom: doctor, smi.
 
 mod doctor;
 mod loader;

@@ -9,6 +9,8 @@
 //! surfaces over it. Of a context a `gpu` knows only the `queues`; `memory` is below the GPU, `schedule` orders the work of
 //! streams, and `share` limits the threads that run beside other processes. A file imports only files below it.
 //!
+//! Folders from top to bottom: api, memory.
+//!
 //! To run a program on it, put the library under its name first on the path of the loader:
 //!
 //! ```sh

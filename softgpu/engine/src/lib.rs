@@ -7,6 +7,8 @@
 //! From the bottom up: `api`, `image`, `ptx`, `regs`, `code_pages` and `ir` are types, and so are a `module` and its `launch`. `exec` has
 //! the handlers of instructions, makes machine code of many at once, and runs a launch. `lower` makes code that names those
 //! handlers, `load` makes a module of it, and `pool` has the threads.
+//!
+//! Folders from top to bottom: lower, exec, ptx.
 
 mod api;
 mod code_pages;

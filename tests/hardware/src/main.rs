@@ -5,6 +5,8 @@
 //!
 //! The phase `questions` needs the driver's libraries and nothing else; the others need the bundle beside the program.
 //! It owns the files of its output folder; it never changes a setting of the GPU, and it leaves no process behind.
+//!
+//! Folders from top to bottom: custody, programs, frameworks, questions, worker.
 
 mod bench;
 mod bundle;
