@@ -232,20 +232,6 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         reports || ages
     }
 
-    /// Allocates without the source and the mapper: in a pool chunk that has room, or kept memory. `None`:
-    /// [`Memory::allocate_in`] allocates or returns the reason for a refusal.
-    pub(crate) fn allocate_at_hand(&mut self, group: u32, device: i32, bytes: u64) -> Option<u64> {
-        if bytes == 0 || self.group(group, device).is_err() {
-            return None;
-        }
-        let (address, place) = if bytes < super::LARGE {
-            self.take_small(group, device, bytes)?
-        } else {
-            self.take_kept(group, device, bytes.checked_next_multiple_of(super::UNIT)?)?
-        };
-        Some(self.allocated(group, bytes, address, place))
-    }
-
     /// Frees without the source and the mapper, if the memory stays mapped. `false`: [`Memory::free`] frees or returns the
     /// reason for a refusal.
     pub(crate) fn free_at_hand(&mut self, address: u64) -> bool {

@@ -279,6 +279,20 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         allocated
     }
 
+    /// Allocates without the source and the mapper: in a pool chunk that has room, or kept memory. `None`:
+    /// [`Memory::allocate_in`] allocates or returns the reason for a refusal.
+    pub(crate) fn allocate_at_hand(&mut self, group: u32, device: i32, bytes: u64) -> Option<u64> {
+        if bytes == 0 || self.group(group, device).is_err() {
+            return None;
+        }
+        let (address, place) = if bytes < LARGE {
+            self.take_small(group, device, bytes)?
+        } else {
+            self.take_kept(group, device, bytes.checked_next_multiple_of(UNIT)?)?
+        };
+        Some(self.allocated(group, bytes, address, place))
+    }
+
     /// Records an allocation.
     fn allocated(&mut self, group: u32, bytes: u64, address: u64, place: AllocationPlace) -> u64 {
         let counted = bytes.next_multiple_of(pool::GRAIN);
