@@ -1,4 +1,5 @@
-//! The image reader, on images built here: well-formed, with one wrong field, truncated, and arbitrary.
+//! The image reader, on images built here: well-formed, with one wrong field, truncated, and arbitrary. In one file: they share the
+//! builder.
 
 use proptest::prelude::*;
 use sluice_cuda_abi::image::*;

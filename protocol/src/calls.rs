@@ -1,4 +1,4 @@
-//! The call table: the requests of a guest, declared once.
+//! The call table: the requests of a guest, declared once. In one file: it is one table.
 //!
 //! Two tables, because many C functions share one meaning. [`crate::for_each_wire_call`] lists the calls that cross to the
 //! host; encoder, decoder, the requests of the guest, the worker's jobs, fuzz seeds and documentation come from the row.

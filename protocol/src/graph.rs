@@ -1,4 +1,5 @@
-//! Plans of graphs in arena memory: the form in which a guest describes an executable graph, or a change of one.
+//! Plans of graphs in arena memory: the form in which a guest describes an executable graph, or a change of one. In one file: writer and
+//! reader of one format.
 //!
 //! A plan is a sequence of nodes, each behind its dependencies. A *change* is the work of one node and the way to it. Both are words and
 //! fields as in a record ([`crate::field`]). Objects are ids of the session, addresses are the guest's: the worker looks both up.

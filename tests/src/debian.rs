@@ -1,4 +1,4 @@
-//! Debian packages that setup needs: on the host, and stock kernels for the guests.
+//! Debian packages that setup needs: on the host, and stock kernels for the guests. In one file: they share one cache.
 //!
 //! Packages are installed from the distribution's own suites. Packages for guests are only downloaded and unpacked, through a
 //! private apt state inside the cache, which involves neither root nor the host's own package lists.

@@ -1,4 +1,4 @@
-//! Virtual machines for tests: stock QEMU, stock kernel, and an agent inside that runs commands.
+//! Virtual machines for tests: stock QEMU, stock kernel, and an agent inside that runs commands. In one file: the life of one machine.
 //!
 //! A [`Guest`] is a running machine. Several commands can run in it at once, each can be signalled, and the machine can
 //! be rebooted, reset or killed. Every error carries the end of the guest's console and of QEMU's log.

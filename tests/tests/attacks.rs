@@ -1,8 +1,8 @@
-//! A neighbour beside each attack of the tree: its results stay right, none of its calls fails or hangs, and an operator gets answers.
-//! It makes calls of every kind: those that only its worker serves, and those for which the arbiter lends or makes room. The times of
-//! the first are compared with those beside a harmless load: the attack is stopped and continued, many times a second, so that other
-//! work of the machine is in both. The neighbour has a processor of its own, so an attack can slow it only through parts of Sluice
-//! that VMs share.
+//! A neighbour beside each attack of the tree: its results stay right, none of its calls fails or hangs, and an operator gets answers. In
+//! one file: the list of all attacks. It makes calls of every kind: those that only its worker serves, and those for which the arbiter
+//! lends or makes room. The times of the first are compared with those beside a harmless load: the attack is stopped and continued, many
+//! times a second, so that other work of the machine is in both. The neighbour has a processor of its own, so an attack can slow it only
+//! through parts of Sluice that VMs share.
 
 #![allow(clippy::cast_possible_truncation, reason = "offsets in the memory of a 64-bit guest")]
 

@@ -1,4 +1,4 @@
-//! Seeds for fuzzing: valid inputs of each target, made from the call table and the test data.
+//! Seeds for fuzzing: valid inputs of each target, made from the call table and the test data. In one file: the list of all targets.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check of this tree, collected into one record.
+//! `cargo xtask test`: every check of this tree, collected into one record. In one file: the list of all stages.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Configuration of `sluiced`: flags, or a TOML file whose values flags override.
+//! Configuration of `sluiced`: flags, or a TOML file whose values flags override. In one file: the table of all settings.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! The management API, served by the real sluiced with its real launcher; device, worker and arbiter are stand-ins.
+//! The management API, served by the real sluiced with its real launcher; device, worker and arbiter are stand-ins. In one file: they share
+//! one host.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},

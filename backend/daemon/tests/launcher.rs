@@ -1,4 +1,4 @@
-//! The launcher as its own process. The tests send its requests in the place of `sluiced`.
+//! The launcher as its own process. In one file: they share one played `sluiced`. The tests send its requests in the place of `sluiced`.
 
 use std::{
     os::{

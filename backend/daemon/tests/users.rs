@@ -1,4 +1,5 @@
-//! The rights of users and groups to connect and to act, tested with processes of real other users. Needs root.
+//! The rights of users and groups to connect and to act, tested with processes of real other users. In one file: one table of users and
+//! rights. Needs root.
 
 use std::{
     fs::Permissions,

@@ -1,4 +1,4 @@
-//! Every virtio-gpu command on a mock queue, in every form that a guest may give it.
+//! Every virtio-gpu command on a mock queue, in every form that a guest may give it. In one file: the list of all commands.
 
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};

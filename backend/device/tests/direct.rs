@@ -1,4 +1,5 @@
-//! The real device process, in its filter, with its peers: a front-end, `sluiced` and workers, all played by this test.
+//! The real device process, in its filter, with its peers: a front-end, `sluiced` and workers, all played by this test. In one file: they
+//! share its peers.
 
 use crate::common::{Device, SECOND, Worker, in_time};
 use rustix::fs::SealFlags;

@@ -1,4 +1,5 @@
-//! Each filter in a process of its own: allowed calls work, others end the process by SIGSYS or fail, as a table says.
+//! Each filter in a process of its own: allowed calls work, others end the process by SIGSYS or fail, as a table says. In one file: the
+//! list of all filters.
 
 #![allow(unsafe_code, reason = "fork, and raw system calls")]
 

@@ -1,6 +1,6 @@
 //! `sluice doctor`: a check of whether this host can serve VMs and programs through Sluice, with advice if it cannot.
 //!
-//! It changes nothing. A library that may crash is loaded by a process of its own.
+//! The command line calls it. It owns the list of checks and their advice. It changes nothing. A library that may crash is loaded by a process of its own.
 
 mod cgroups;
 mod driver;

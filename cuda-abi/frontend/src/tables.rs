@@ -1,4 +1,5 @@
-//! The export tables: the undocumented part of the driver's interface, returned by `cuGetExportTable`.
+//! The export tables: the undocumented part of the driver's interface, returned by `cuGetExportTable`. In one file: one review reads all
+//! that is undocumented.
 //!
 //! A table is an array of pointers: slot 0 contains its size in bytes, the rest are functions (only the context-local storage has
 //! no size slot). Tables are statics and have one address for the life of the process, because runtimes compare and hash it. The

@@ -1,4 +1,4 @@
-//! The capture of streams: its state, and the rules with their codes.
+//! The capture of streams: its state, and the rules with their codes. In one file: the state and its rules are one machine.
 //!
 //! Streams and events are numbers of the library. A stream that takes part in a capture has a set of nodes on which its next node
 //! will depend; an event that was recorded there has a copy of that set. An operation that is not allowed invalidates the captures

@@ -1,4 +1,4 @@
-//! The model: graphs, their nodes and edges.
+//! The model: graphs, their nodes and edges. In one file: their rules hold together.
 //!
 //! It has no lock and calls no library. A graph is allowed to have a cycle until it is instantiated, as the header says; a plan has
 //! none.

@@ -1,5 +1,7 @@
 //! A bounded reader for kernel images: the input of `cuModuleLoadData` and its kin.
 //!
+//! The guest's library, the worker and the software GPU call it. It owns no bytes, and must never read beyond those that it was given.
+//!
 //! An image is given as an address without a length. [`size_of`] finds the length through a callback that reads the program's
 //! memory; the rest of the module works on the bytes. A *wrapper* (passed by the compiler's glue code) points to one or more
 //! *fatbins*; a fatbin contains entries, each a PTX text or an ELF cubin for one architecture, plain or compressed.

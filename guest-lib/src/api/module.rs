@@ -1,4 +1,4 @@
-//! The functions of the C API for modules, libraries, functions and kernels.
+//! The functions of the C API for modules, libraries, functions and kernels. In one file: each handle stands for one of the others.
 
 use super::{jit, managed};
 use crate::{

@@ -1,4 +1,4 @@
-//! The session: calls out through the ring, answers in through the reply slots.
+//! The session: calls out through the ring, answers in through the reply slots. In one file: all calls take one path.
 //!
 //! The tables and the functions of the C API call it. It owns the ring, the reply slots, the resources shared with the worker,
 //! and the thread that wakes sleeping callers. It has no objects of the program: contexts, streams and errors are numbers

@@ -1,5 +1,5 @@
-//! The transport without shared memory: a stream to the host, a virtual socket or a Unix socket, that carries the data that the
-//! other side has to see.
+//! The transport without shared memory: a stream to the host, a virtual socket or a Unix socket, that carries the data that the other side
+//! has to see. In one file: one stream, both directions.
 //!
 //! The session page and the arenas are memory of this process. A record goes out after the arena memory that its call reads: at
 //! once if the worker has consumed all earlier ones, else together with those that follow, when the worker has consumed them,

@@ -1,5 +1,8 @@
 //! Memory of this process whose pages are replaced, at the same addresses, while its other threads use it.
 //!
+//! The guest's library calls it to register memory. It owns the moment of the exchange, and a handler of faults during it. It must never
+//! lose a write of another thread.
+//!
 //! A program may ask that memory it already has be shared ([`take_over`]), and later that it be its own again
 //! ([`hand_back`]). Both move the bytes to other pages, and no write of another thread may be lost between the copy and the new
 //! mapping: the pages at the range's edges hold other objects of the program, the records of its allocator among them. So the range is

@@ -1,4 +1,4 @@
-//! Images, modules, libraries, kernels and functions.
+//! Images, modules, libraries, kernels and functions. In one file: they share their tables of names.
 //!
 //! An [`Image`] is parsed PTX. A [`Module`] is an image in one context: its variables have memory. A [`Library`] is an image
 //! without a context, which becomes a module in each context that uses it; its kernels have handles of their own, which are valid

@@ -1,4 +1,4 @@
-//! The order of work: queues, the dependencies of each operation, and the threads that execute them.
+//! The order of work: queues, the dependencies of each operation, and the threads that execute them. In one file: one lock orders it.
 //!
 //! Each stream has a queue. An operation runs when it is at the head of its queue and everything it *needs* is done: points
 //! (queue, number) that were submitted before it. Needs only refer to earlier submissions, so queues cannot wait for each other

@@ -1,4 +1,4 @@
-//! Graphs: capture of streams, nodes, executable graphs and their changes.
+//! Graphs: capture of streams, nodes, executable graphs and their changes. In one file: they share one context.
 
 use std::ffi::c_void;
 use std::ptr;

@@ -1,4 +1,5 @@
-//! The decoded instruction: fixed size, slot numbers for operands, modifiers as fields.
+//! The decoded instruction: fixed size, slot numbers for operands, modifiers as fields. In one file: lowering and execution read it as one
+//! table.
 
 #![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
 

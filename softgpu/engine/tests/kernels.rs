@@ -1,4 +1,4 @@
-//! Whole kernels of the project, compiled by nvcc, compared with plain Rust.
+//! Whole kernels of the project, compiled by nvcc, compared with plain Rust. In one file: they share one launch.
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! Instructions of the capabilities above 8.0 that the engine executes: their values against plain Rust.
+//! Instructions of the capabilities above 8.0 that the engine executes: their values against plain Rust. In one file: one table of cases.
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! Single instructions on all lanes, some lanes and one lane, compared with plain Rust.
+//! Single instructions on all lanes, some lanes and one lane, compared with plain Rust. In one file: one table of cases.
 
 #![allow(
     clippy::cast_possible_truncation,

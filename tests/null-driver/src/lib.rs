@@ -1,4 +1,5 @@
-//! A CUDA driver that does nothing, quickly: the benchmarks' floor, and a driver for the worker's tests.
+//! A CUDA driver that does nothing, quickly: the benchmarks' floor, and a driver for the worker's tests. In one file: its entry points are
+//! one table.
 //!
 //! It has the functions that worker and arbiter call. Memory is real (pages of a memory file, never cleared). Copies and fills are
 //! executed at once, so round trips can be verified; kernels compute nothing; events are complete at once. Functions exist under

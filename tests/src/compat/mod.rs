@@ -1,5 +1,7 @@
 //! The tests of public clients, natively on the software GPU and remoted.
 //!
+//! `cargo xtask compat` and the tests `compat::` call it. It owns the cache of clients and results, and never changes a client.
+//!
 //! Clients and their tests come from PyPI by name and version, into the cache. Each file of tests is a process of its own and a result of its own,
 //! kept by the packages, the command and the built programs; so an interrupted run goes on where it was. Tests that fail natively are
 //! no fault of the remoting, and are subtracted; those that are known are listed with their causes ([`expectations`]).

@@ -1,6 +1,7 @@
 //! Packages for hosts and guests, built from programs that cargo has built, by the distributions' own tools.
 //!
 //! A package is a folder laid out as the system it goes to ([`layout`]); `debhelper`, `rpmbuild` and `tar` make archives of it.
+//! `cargo xtask package` and the tests of packages call it. It owns the contents of every package, and installs none.
 //! Names, versions and dates come from the checkout, so the same commit gives the same files.
 
 mod floor;

@@ -1,6 +1,6 @@
 //! Records of benchmark runs: `sluice-bench` and the software GPU's engine write them, `cargo xtask bench --report` makes a page of them.
 //!
-//! The meaning of each row stands in [`table`] alone; a record has figures, and the machine that they are from.
+//! It owns the format of records and never measures. The meaning of each row stands in [`table`] alone; a record has figures, and the machine that they are from.
 
 pub mod table;
 

@@ -1,4 +1,7 @@
 //! `cargo xtask compat`: the tests of public clients, natively on the software GPU and remoted.
+//!
+//! The command calls it. It owns the page of clients; the runs themselves are those of `sluice_tests::compat`. It never judges a client's
+//! result: a fault is a difference between the two runs.
 
 pub(crate) mod page;
 

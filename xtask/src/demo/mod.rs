@@ -1,5 +1,6 @@
 //! `cargo xtask demo`: two Debian VMs share a GPU that neither of them has, run as an operator would run them.
 //!
+//! The command calls it. It owns the programs, directories and VMs of the demo, and never calls a library of the backend.
 //! Every request goes to the management API, by the command line that users have, and every claim is checked: the demo fails if
 //! the system does.
 

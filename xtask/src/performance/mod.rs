@@ -1,5 +1,6 @@
 //! `cargo xtask bench --report`: `docs/performance.md` from the records of runs.
 //!
+//! The command and the stage `docs` call it. It owns the page and its plots, and never measures.
 //! The records lie in `docs/performance.json`. The page is a template with tables, plots and figures put in by the names of rows, so no
 //! figure is written by hand, and the stage `docs` of the tests compares the page with template and records.
 

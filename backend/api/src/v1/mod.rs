@@ -1,5 +1,8 @@
 //! Version 1 of the API: requests and answers.
 //!
+//! The daemon, the command line, `xtask` and the tests use it. It owns the form of every request and answer, and the description of the
+//! API is made from it. It must never decide about a request: the daemon does.
+//!
 //! Fields may be added. They are never removed or given another meaning; such a change makes another version.
 
 use std::{fmt, str::FromStr};

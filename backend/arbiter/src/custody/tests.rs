@@ -1,5 +1,5 @@
-//! Tests over any order of messages, deaths and driver results, against a model that knows which processes can reach which
-//! memory and its content. In the model every process that can reach a chunk writes to it at all times, and every driver that
+//! Tests over any order of messages, deaths and driver results, in one file with their model, which knows the processes that can reach
+//! a chunk, and its content. In the model every process that can reach a chunk writes to it at all times, and every driver that
 //! may grow does.
 
 mod neighbours;

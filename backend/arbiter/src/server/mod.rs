@@ -1,6 +1,9 @@
 //! The server loop: one thread that receives from `sluiced`, workers, the scrubber and the inventory, and passes each event to
 //! [`Custody`].
 //!
+//! The program's main function calls it. It owns every descriptor of the arbiter: sockets, processes, timers, and the thread of the
+//! driver. It must never decide about memory, which is custody's part.
+//!
 //! It waits only in `epoll_wait`, and makes no driver call but the export of a chunk that is lent. It receives a bounded number
 //! of messages per turn from each party.
 

@@ -1,5 +1,5 @@
-//! A worker in a process of its own: this test's executable, started again. It does what the test tells it by text, and
-//! speaks the custody protocol to the arbiter.
+//! A worker in a process of its own: this test's executable, started again. In one file: both ends of its protocol of text. It does what
+//! the test tells it by text, and speaks the custody protocol to the arbiter.
 
 #![allow(unsafe_code, reason = "says which of its mappings the driver may touch")]
 

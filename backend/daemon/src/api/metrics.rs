@@ -1,4 +1,4 @@
-//! `/metrics`: the known figures, in the text form of OpenMetrics, by Prometheus' conventions.
+//! `/metrics`: the known figures, in the text form of OpenMetrics, by Prometheus' conventions. In one file: the table of all figures.
 //!
 //! A scrape shows the last reported figures and sends no request: arbiters report every 500 ms by themselves. Labels are names
 //! of objects that an administrator made and constants of Sluice; never a process, an address, or another value that a guest

@@ -1,5 +1,8 @@
 //! The management API: REST and JSON on Unix sockets, for control planes and the command line.
 //!
+//! Clients call it through its sockets, which the daemon opens. It owns the routes and the connections. It must never change a VM or
+//! a unit itself.
+//!
 //! [`v1`] defines the API; its description (OpenAPI) is generated from there and promises nothing else. [`crate::caller`] identifies
 //! clients, [`serve`] limits them. Handlers decide nothing: a handler parses a request and calls the [`crate::registry`] across
 //! [`mailbox`].

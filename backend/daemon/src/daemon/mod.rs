@@ -2,7 +2,7 @@
 //!
 //! [`Daemon::start`] opens the records, adopts the processes of the last daemon and begins every task. [`Daemon::run`] serves
 //! until there is a reason to end. Then [`Daemon::end`] ends everything in the reverse order, or [`Daemon::leave`] leaves all
-//! processes to the next daemon. Nothing here decides about a VM or a unit.
+//! processes to the next daemon. The program calls it. It owns the order of starts and ends, and decides nothing about a VM or a unit.
 
 mod end;
 mod leftover;

@@ -1,5 +1,8 @@
 //! The device model: it carries out commands with resources, contexts, sessions and waiters. One device per connection.
 //!
+//! The endpoint of a front-end and the bridge of a connection call it. It owns the resources, contexts, sessions and waiters of one
+//! guest. It must never wait, and never touch a virtqueue.
+//!
 //! Everything happens on one thread, in short steps that never wait. Answers are collected, and the caller gives them to the
 //! queue, so this module does not know whether the queue belongs to a VM, a process or a test.
 

@@ -1,5 +1,8 @@
 //! Guests whose memory is not shared: a session over a byte stream.
 //!
+//! The program begins it beside the front-ends. It owns the listeners and connections of such guests. It must never wait for a guest,
+//! a worker or `sluiced`.
+//!
 //! A virtual socket of a VM ends in a Unix socket of the host; so does a program that is configured to use one. The protocol is
 //! [`sluice_protocol::stream`]. Each connection is one guest process with one session. Memory of this process stands for the
 //! guest's ([`memory`]): the worker maps it, so the worker does not know the difference. A [`bridge`] sends the commands of a

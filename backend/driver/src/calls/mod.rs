@@ -1,5 +1,8 @@
 //! The driver calls that the backend makes, one method each.
 //!
+//! Workers, arbiters and the probe of booking call them. Each owns the passing of its arguments to one entry point, and returns the
+//! driver's own code. None may decide, repeat or cache.
+//!
 //! Handles come from this driver and are forgotten before they are destroyed (the session's tables ensure it); addresses come
 //! as [`crate::DeviceRange`] and [`crate::HostRange`] ranges, which are created after addresses are checked. The driver checks the rest.
 

@@ -1,5 +1,8 @@
 //! The management library: loaded by absolute path, called through the bindings of its own header.
 //!
+//! The server loop calls it. It owns the loaded library and its event sets. It must never decide about an instance: it makes and
+//! destroys those that `sluiced` names.
+//!
 //! The bindings are `nvml-wrapper-sys`; its companion `nvml-wrapper` is not used here: it cannot make instances,
 //! lists their places wrongly (always none), gives up on a process list that grows meanwhile, and hides the library's codes,
 //! which `sluiced` needs. An entry point that the library does not have answers `NVML_ERROR_FUNCTION_NOT_FOUND`; newer forms of

@@ -1,6 +1,9 @@
 //! The log of the backend processes: `tracing` to standard error (see [`move_log`]), which is the journal if a service manager
 //! started the process.
 //!
+//! Every process of the backend calls [`start`] first. It owns the filter and the format of lines. It must never end or delay the
+//! process that logs.
+//!
 //! Logging never panics, never fails and never waits: see [`output`].
 
 pub mod output;

@@ -1,4 +1,4 @@
-//! The calls that the dispatcher serves itself: sessions, contexts, streams, events, launches.
+//! The calls that the dispatcher serves itself: sessions, contexts, streams, events, launches. In one file: they implement one trait.
 
 use super::{
     Binding, Dispatcher, StreamSlot,

@@ -1,4 +1,4 @@
-//! The dispatcher: it takes records off the ring, in order, and executes each or hands it on.
+//! The dispatcher: it takes records off the ring, in order, and executes each or hands it on. In one file: the state of one thread.
 //!
 //! One thread. It never makes a call that waits for the GPU, unless the context is broken and the wait is short: work goes to the
 //! [`Submitter`], calls that may wait go to a helper. It owns every table of the session and reads them without a lock. A record that

@@ -1,3 +1,5 @@
+//! The dispatcher without its thread: any record, and orders that break the protocol. In one file: they share one played guest.
+
 use super::*;
 use crate::{harness::Harness, submit::time::OPEN};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! The driver's graphs and executables; owned by the module helper.
+//! The driver's graphs and executables; owned by the module helper. In one file: they are built and changed by the same steps.
 
 use crate::{
     graphs::plan::{ConditionalSerial, ConditionalWork, GraphNode, GraphWork, Nested},

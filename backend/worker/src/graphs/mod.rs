@@ -1,4 +1,4 @@
-//! Executable graphs.
+//! Executable graphs, for the dispatcher and the module helper. Nothing here looks at the guest's memory or at the ring.
 //!
 //! The dispatcher resolves a plan of the guest ([`plan`]): ids become objects of the driver, addresses ranges that were looked up. The
 //! module helper builds the driver's graph of it and keeps the executable ([`executables`]). The dispatcher keeps the guest's description

@@ -1,4 +1,4 @@
-//! The memory helper: contexts, limits, windows, allocations, arenas.
+//! The memory helper: contexts, limits, windows, allocations, arenas. In one file: it implements one trait.
 
 use crate::{
     arenas::{Arena, Attached, MappedResource},

@@ -2,7 +2,8 @@
 //!
 //! Memory comes in chunks from a [`ChunkSource`]. An allocation of [`LARGE`] bytes or more gets chunks of its own, mapped at
 //! adjacent addresses; smaller ones share a pool chunk. The driver's own allocator is never called: its memory would be outside
-//! custody. Allocations belong to a [`Group`]: number 0, or one for each memory pool of the guest.
+//! custody. The memory helper ([`helper`]) calls it, and the dispatcher for allocations that need no chunk. It owns the chunks and the
+//! addresses of the session, and must never use memory without a lease. Allocations belong to a [`Group`]: number 0, or one for each memory pool of the guest.
 
 pub(crate) mod address;
 mod blocks;

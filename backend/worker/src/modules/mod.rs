@@ -1,4 +1,5 @@
-//! The module helper: images, functions, queries about them, links, executable graphs, green contexts, and arrays with their textures.
+//! The module helper, in one file for the state of images: images, functions, queries about them, links, executable graphs, green contexts,
+//! and arrays with their textures.
 //!
 //! One thread, to which the dispatcher passes jobs. It owns the state of images; it never touches the guest's memory and never
 //! submits a kernel of the guest.

@@ -1,4 +1,5 @@
-//! Markers in flight: for each stream slot a queue from the thread that submits to the thread that polls for completion.
+//! Markers in flight: for each stream slot a queue from the thread that submits to the thread that polls for completion. In one file: the
+//! loom tests prove it as a whole.
 //!
 //! A marker is an event recorded directly behind the work of a sequence. The queues have one producer and one consumer each,
 //! have room for as many markers as a stream has credits (so they cannot overflow), and return the events the same way. Pieces without

@@ -1,4 +1,4 @@
-//! Work for the GPU, resolved and checked, on its way to the driver.
+//! Work for the GPU, resolved and checked, on its way to the driver. In one file: the state of one submitter.
 //!
 //! The dispatcher calls it, and the submitter thread ([`queue`]) while work waits for a permit. A [`Submitter`] puts work on a stream
 //! and marks it: it records an event behind the work, whose end shows that the work is complete. [`unmarked`] has the moments at which

@@ -1,4 +1,4 @@
-//! Executable graphs: plans that are refused, order, changes, ends.
+//! Executable graphs: plans that are refused, order, changes, ends. In one file: they share one builder of plans.
 
 use crate::{
     arbiter::FakeArbiter,

@@ -1,6 +1,6 @@
 //! The functions of the C interface, as methods of [`Graphs`].
 //!
-//! A library has one [`Graphs`] and forwards its exports to it. Methods are named after the C functions. Neither a library's code nor
+//! A library has one [`Graphs`], which owns the graphs and captures of the process, and forwards its exports to it. Methods are named after the C functions. Neither a library's code nor
 //! a function of the program is called while a lock is held, except that calls on one executable graph come one after another.
 
 mod conditional;

@@ -1,4 +1,4 @@
-//! Nodes of graphs: how they are made, and their parameters.
+//! Nodes of graphs: how they are made, and their parameters. In one file: kinds share their checks.
 
 use sluice_cuda_abi::sys::{CUgraphNodeType, CUresult as Code};
 

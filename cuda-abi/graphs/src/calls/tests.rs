@@ -1,4 +1,4 @@
-//! The functions on a driver that refuses on demand and calls back.
+//! The functions on a driver that refuses on demand and calls back. In one file: they share that driver.
 #![expect(unsafe_code, reason = "passes pointers as a program does")]
 
 use std::collections::BTreeMap;

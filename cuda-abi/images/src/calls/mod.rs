@@ -1,6 +1,6 @@
 //! The functions of the C interface, as methods of [`Images`].
 //!
-//! A library has one [`Images`] and forwards its exports to it. Methods are named after the C functions. A library's code is never called
+//! A library has one [`Images`], which owns the arrays, textures and surfaces of the process, and forwards its exports to it. Methods are named after the C functions. A library's code is never called
 //! while a lock is held.
 
 mod arrays;

@@ -1,4 +1,5 @@
-//! Host memory shared with the worker at equal addresses: pinned memory of the program, and staging for everything else.
+//! Host memory shared with the worker at equal addresses: pinned memory of the program, and staging for everything else. In one file: both
+//! are cut from the same arenas.
 //!
 //! The arena grows by resources laid side by side into one reservation; allocations never move. Staging memory is freed when
 //! the work that reads it is complete, which its stream's sequence shows.

@@ -1,5 +1,8 @@
 //! The transport in a virtual machine: the kernel's stock `virtio_gpu` driver, reached through an unprivileged render node.
 //!
+//! The session calls it by [`Transport`](super::Transport). It owns the render node and the resources made through it. It must never need
+//! a privilege.
+//!
 //! The device features that the VMM passes on decide the [`Mode`]: the way to make memory, to ring the doorbell, and to sleep.
 //! Outside of FULL mode any answer to any process ends every wait, which the contract of a wait permits. This driver does not
 //! return errors of the device: the attach table shows if a resource is usable.

@@ -1,6 +1,6 @@
 //! `sluice-guest doctor`: a check of whether CUDA programs can work in this system, with advice if they cannot.
 //!
-//! It looks from the outside in: the device that the VMM has plugged in, the kernel's driver for it, the right of this user to
+//! The command calls it. It owns the list of checks and their advice. It looks from the outside in: the device that the VMM has plugged in, the kernel's driver for it, the right of this user to
 //! use it, its maker (Sluice) and its version; then the driver that programs find, and its start. It changes nothing.
 
 mod device;

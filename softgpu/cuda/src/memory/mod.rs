@@ -6,7 +6,7 @@
 //! that the driver takes for itself, [`Pools`] stream-ordered memory. [`Running`] lists the executing operations, so that a
 //! mapping changes only when no operation uses it.
 //!
-//! Nothing here knows a context, a stream or a GPU: calls name the [`Maker`] of a block and the queue that orders it.
+//! The folder owns every address of the process. Nothing here knows a context, a stream or a GPU: calls name the [`Maker`] of a block and the queue that orders it.
 
 mod arena;
 mod block;

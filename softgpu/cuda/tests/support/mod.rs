@@ -1,4 +1,4 @@
-//! Code shared by the tests: the driver's C interface, a device per test, kernels.
+//! Code shared by the tests: the driver's C interface, a device per test, kernels. In one file: every test file reads all of it.
 
 pub(crate) mod confine;
 pub(crate) mod images;

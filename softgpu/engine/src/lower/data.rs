@@ -1,4 +1,5 @@
-//! The lowering of moves, arithmetic and conversions, and the choice by opcode of every lowering that computes or moves data.
+//! The lowering of moves, arithmetic and conversions, and the choice by opcode of every lowering that computes or moves data. In one file:
+//! the table and its rows.
 
 use super::{Lower, Modifiers, Res};
 use crate::exec::alu::{self, logic, permute};

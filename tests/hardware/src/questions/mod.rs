@@ -1,4 +1,7 @@
-//! The questions, in files by subject. Each stands beside its expected answer and its consequence.
+//! The questions, in files by subject.
+//!
+//! The runner asks them one by one, each in a process of its own. A question owns its calls of the driver, and never changes a setting
+//! of the GPU. Each stands beside its expected answer and its consequence.
 
 pub(crate) mod header;
 pub(crate) mod self_test;

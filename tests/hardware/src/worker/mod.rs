@@ -1,4 +1,6 @@
 //! A process with a context, as a worker or an arbiter of Sluice is one: in the step's own process, or in another that obeys.
+//!
+//! Steps start it and give it commands. It owns one context and its memory, and never decides about a verdict.
 
 mod measures;
 mod peer;

@@ -1,4 +1,5 @@
-//! A worker that lies. It is started in place of `sluice-worker`. For every VM except the first it is the real one.
+//! A worker that lies. In one file: the list of its lies. It is started in place of `sluice-worker`. For every VM except the first it is
+//! the real one.
 //!
 //! In its [`liar_folder`], a file `attack` names the attack; it writes the results to a file `report` there, one per line. It uses the custody
 //! protocol and breaks its rules, in the filters of the real one; [`UNFILTERED`] lists the exceptions. The test judges the effect,

@@ -1,6 +1,6 @@
 //! The placer: the plan of [`sluice_placement`], which maps VMs to units, and the instances made and unmade for it.
 //!
-//! It owns the plan. A change of the plan is written to disk before its instances are made, so that a killed daemon leaves
+//! The registry and the daemon's start call it. It owns the plan. A change of the plan is written to disk before its instances are made, so that a killed daemon leaves
 //! nothing that the next one does not know; an instance without a record is foreign and is never touched. The placer must never
 //! choose the unit of a VM: the plan chooses.
 

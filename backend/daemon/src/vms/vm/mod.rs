@@ -1,6 +1,6 @@
 //! One VM: its device and the workers of its sessions.
 //!
-//! It owns the list of live processes. It must never trust a message of a device: a device may be controlled by its guest, and
+//! The set of VMs serves it, and the registry asks for its state. It owns the list of live processes. It must never trust a message of a device: a device may be controlled by its guest, and
 //! can at worst use up its own VM's limit of workers. Sessions are counted by running processes, never by messages.
 //!
 //! ```text

@@ -1,6 +1,7 @@
 //! The lane-wise operations: hot ones typed, the others on bits with the type read from the instruction.
 //!
-//! The lowering asks here for the handler of an instruction, by opcode and type.
+//! The lowering asks here for the handler of an instruction, by opcode and type, and the interpreter calls the handler. The folder owns
+//! the results of arithmetic, bit for bit. It must never access memory of the device.
 
 #![expect(
     clippy::cast_possible_truncation,

@@ -1,5 +1,7 @@
 //! Texture and surface instructions: the resolution of handles, and the queries.
 //!
+//! The interpreter calls it. It owns the images that a launch has resolved. It must never use an address outside an image.
+//!
 //! [`FoundImages`] resolves a handle once for each thread of a launch and checks the bytes of an image in linear memory then. After
 //! that, [`Image::texel`] gives the addresses: it knows none outside the image.
 //!

@@ -1,5 +1,7 @@
 //! Machine code for runs of lane-wise instructions, made while a kernel runs.
 //!
+//! The interpreter calls it. The folder owns the code pages of a function's runs. It must never give other bits than the interpreter.
+//!
 //! The interpreter executes one instruction at a time for 32 lanes, and each instruction reads and writes its slots in memory. A run is a
 //! sequence of such instructions, perhaps with the branch that repeats it, as one function in machine code: values stay in vector
 //! registers, and only what other code may read is stored. A run loads from memory and stores to it. It checks all addresses before it

@@ -1,5 +1,8 @@
 //! The machine code of a run: groups of lanes one after the other, values in vector registers between instructions.
 //!
+//! The folder above calls it with a run of a form that it has checked. It owns the use of registers. It must never emit an access to
+//! an address that the code has not checked.
+//!
 //! Registers: `rdi` the frame, `rsi` the constants, `rdx` the [`RunCall`], `rcx` the offset of the group in a slot of words, `r9` the
 //! offset in a predicate, `r10` the lanes of the group that run, `r11` the budget, `rbx` the [`RunScratch`](crate::code_pages::RunScratch)
 //! of runs that access memory; `rax`, `r8`, `r12`, `r13` and `r14` hold values that are used at once.
