@@ -57,7 +57,7 @@ pub enum CallError {
         error: io::Error,
     },
     /// The answer does not match the API's description.
-    #[error("{what} is {}", if error.is_data() { "not what this version knows" } else { "not JSON" })]
+    #[error("{what} is {}", if error.is_data() { "of a form that this version does not know" } else { "not JSON" })]
     NotUnderstood {
         /// Name of the part that does not match.
         what: &'static str,

@@ -33,12 +33,12 @@ impl WorkCounts {
         }
     }
 
-    /// Bounds the report `said` of a worker that has lived for `lived` and had reported `self` before.
-    fn believe(self, said: WorkCounts, lived: Millis) -> WorkCounts {
+    /// Bounds the report `reported` of a worker that has lived for `lived` and had reported `self` before.
+    fn bounded(self, reported: WorkCounts, lived: Millis) -> WorkCounts {
         let count = lived.saturating_add(1).saturating_mul(limits::REPORTED_PER_MILLISECOND);
         let copied = lived.saturating_add(1).saturating_mul(limits::REPORTED_BYTES_PER_MILLISECOND);
         let most = WorkCounts { launches: count, copies: count, copied, calls: count };
-        self.combine(said.combine(most, u64::min), u64::max)
+        self.combine(reported.combine(most, u64::min), u64::max)
     }
 }
 
@@ -46,7 +46,7 @@ impl WorkCounts {
 struct UsageMember {
     vm: VmKey,
     since: Millis,
-    said: WorkCounts,
+    reported: WorkCounts,
 }
 
 /// The sums of all VMs.
@@ -59,15 +59,15 @@ pub struct UsageCounters {
 impl UsageCounters {
     /// Begins to count a worker.
     pub fn join(&mut self, id: WorkerId, vm: VmKey, now: Millis) {
-        self.members.insert(id, UsageMember { vm, since: now, said: WorkCounts::default() });
+        self.members.insert(id, UsageMember { vm, since: now, reported: WorkCounts::default() });
     }
 
     /// Adds a worker's current report.
-    pub fn see(&mut self, id: WorkerId, said: WorkCounts, now: Millis) {
+    pub fn see(&mut self, id: WorkerId, reported: WorkCounts, now: Millis) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        let believed = member.said.believe(said, now.saturating_sub(member.since));
-        let more = believed.combine(member.said, u64::saturating_sub);
-        member.said = believed;
+        let counted = member.reported.bounded(reported, now.saturating_sub(member.since));
+        let more = counted.combine(member.reported, u64::saturating_sub);
+        member.reported = counted;
         let sum = self.vms.entry(member.vm).or_default();
         *sum = sum.combine(more, u64::saturating_add);
     }

@@ -63,7 +63,7 @@ fn daemon_after_a_killed_one_adopts_everything_and_ends_no_session() {
             // A session requested while no daemon runs waits, and gets its worker.
             fronts[0].send("open 9");
             daemon = builder(&place, &manager).configuration(SHARING).serve();
-            let answer = fronts[0].hear();
+            let answer = fronts[0].receive();
             assert!(answer.starts_with("worker 9 {"), "{answer}");
             assert_eq!(fronts[0].ask("close 9"), "closed 9");
             assert_eq!((arbiter(&place), place.launcher_process()), before);

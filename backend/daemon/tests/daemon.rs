@@ -281,7 +281,7 @@ fn starts_beyond_the_rate_wait_and_are_not_refused() {
     let mut front = place.front(1);
     let start = Instant::now();
     front.send(&opens(0..20));
-    let answers: Vec<String> = (0..20).map(|_| front.hear()).collect();
+    let answers: Vec<String> = (0..20).map(|_| front.receive()).collect();
     let took = start.elapsed();
     assert!(answers.iter().all(|answer| answer.starts_with("worker ")), "{answers:?}");
     // Two start at once, then five each second.
@@ -300,11 +300,11 @@ fn session_of_a_vm_starts_before_the_waiting_sessions_of_another() {
     greedy.send(&opens(0..64));
     // The answers come in the order of the requests, so the others wait from here on.
     for _ in 0..8 {
-        assert!(greedy.hear().starts_with("worker "));
+        assert!(greedy.receive().starts_with("worker "));
     }
     neighbour.send(&opens(0..8));
     for _ in 0..8 {
-        assert!(neighbour.hear().starts_with("worker "));
+        assert!(neighbour.receive().starts_with("worker "));
     }
     let sessions = |vm: u32| place.vm(vm)["sessions"].as_array().expect("sessions").clone();
     let all = sessions(1);
@@ -447,7 +447,7 @@ fn session_waits_for_a_starting_unit_for_a_bounded_time() {
     place.unmark("slow");
     // A session waits for five seconds, which a busy machine may need for this test.
     let late = asked.elapsed() >= Duration::from_secs(5);
-    let answer = front.hear();
+    let answer = front.receive();
     assert!(answer.starts_with("worker 1 ") || late && answer == "refused 1 46", "{answer}");
     place.mark("slow", "");
     let arbiter = watch(pid(&place.unit(0)["arbiter_process"])).expect("a process");

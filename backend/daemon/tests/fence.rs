@@ -481,7 +481,7 @@ fn session_whose_worker_is_being_started_is_refused_when_its_unit_is_quarantined
     let state = || place.unit(0)["state"].clone();
     assert_eq!(until(state, |state| state == "quarantined"), "quarantined");
     signal(&launcher, Signal::CONT);
-    assert_eq!(front.hear(), "refused 2 46");
+    assert_eq!(front.receive(), "refused 2 46");
     let idle = |vm: &Value| vm["sessions"] == json!([]);
     assert!(idle(&until(|| place.vm(1), idle)), "a worker is on a unit that is quarantined");
     daemon.end();

@@ -72,7 +72,7 @@ impl Launcher {
         self.process.id()
     }
 
-    pub(crate) fn hear(&self) -> Result<Started, Errno> {
+    pub(crate) fn receive(&self) -> Result<Started, Errno> {
         match self.hear_answer() {
             (FromLauncher::Started { process, started, .. }, descriptors) => {
                 let mut descriptors = descriptors.into_iter();
@@ -110,7 +110,7 @@ impl Launcher {
 
     pub(crate) fn ask(&self, request: ToLauncher) -> Result<Started, Errno> {
         socket::send(&self.socket, &request.encode(), &[]).expect("a launcher that listens");
-        self.hear()
+        self.receive()
     }
 
     /// Sends a message that has no answer.
@@ -261,13 +261,13 @@ fn malformed_request_is_refused_and_changes_nothing() {
     let long = [good.as_slice(), &[0; 64]].concat();
     for bytes in [&good[..63], &good[..1], &long, &unknown, &[0xff; control::BYTES], &wide] {
         socket::send(&launcher.socket, bytes, &[]).expect("sent");
-        assert_eq!(launcher.hear().err(), Some(Errno::BADMSG), "{bytes:x?} is accepted");
+        assert_eq!(launcher.receive().err(), Some(Errno::BADMSG), "{bytes:x?} is accepted");
     }
     let before = descriptors(launcher.pid());
     let null = std::fs::File::open("/dev/null").expect("/dev/null");
     for count in [1, 2, 4] {
         socket::send(&launcher.socket, &good, &vec![null.as_fd(); count]).expect("sent");
-        assert_eq!(launcher.hear().err(), Some(Errno::BADMSG), "{count} descriptors are accepted");
+        assert_eq!(launcher.receive().err(), Some(Errno::BADMSG), "{count} descriptors are accepted");
     }
     let left = until(|| descriptors(launcher.pid()), |now| *now <= before);
     assert!(left <= before, "{left} descriptors are left of {before}");

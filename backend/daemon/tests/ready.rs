@@ -112,7 +112,7 @@ fn device_and_worker_that_start_at_once_both_leave_a_process_made_ahead() {
     // The second request is there before the launcher has answered the first one.
     launcher.tell(device(1));
     launcher.tell(worker(1));
-    let [first, second] = [launcher.hear().expect("a device"), launcher.hear().expect("a worker")];
+    let [first, second] = [launcher.receive().expect("a device"), launcher.receive().expect("a worker")];
     if !has_namespaces(&first) || !has_namespaces(&second) {
         return;
     }

@@ -258,7 +258,7 @@ fn sluiced_without_privilege_starts_fences_and_ends_processes_of_other_users() {
         daemon.end_by(how);
         fronts[0].send("open 9");
         daemon = services.sluiced().serve();
-        let answer = fronts[0].hear();
+        let answer = fronts[0].receive();
         assert!(answer.starts_with("worker 9 {"), "{answer}");
         assert_eq!(fronts[0].ask("close 9"), "closed 9");
         assert_eq!((place.launcher_process(), place.vm(7)["device_process"].clone()), before);

@@ -84,7 +84,7 @@ fn session_waits_for_the_worker_that_is_being_started() {
     assert_eq!(until(sessions, |sessions| *sessions == 2), 2, "the daemon has the request");
     signal(&launcher, Signal::CONT);
     let late = stopped.elapsed() >= ANSWER;
-    let answer = front.hear();
+    let answer = front.receive();
     if late && !answer.starts_with("worker 2 ") {
         println!("on this busy machine the launcher was stopped for so long that it was replaced");
         return;

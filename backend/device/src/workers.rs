@@ -22,7 +22,7 @@ use sluice_shared_memory::run;
 
 /// The result of reading a worker's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum WorkerNews {
     /// A message of the worker.
     Message(FromWorker),
     /// There is no message now.
@@ -186,11 +186,11 @@ impl Worker {
 
     /// Receives the next message.
     #[must_use]
-    pub fn hear(&self) -> Heard {
+    pub fn receive(&self) -> WorkerNews {
         match self.socket.receive() {
-            Ok(Received::Message(message, _)) => Heard::Message(message),
-            Ok(Received::Empty) => Heard::Nothing,
-            Ok(Received::Closed) | Err(_) => Heard::Gone,
+            Ok(Received::Message(message, _)) => WorkerNews::Message(message),
+            Ok(Received::Empty) => WorkerNews::Nothing,
+            Ok(Received::Closed) | Err(_) => WorkerNews::Gone,
         }
     }
 }

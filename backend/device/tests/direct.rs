@@ -83,7 +83,7 @@ fn session_over_the_shims_transport_opens_attaches_and_wakes() {
     // Freed memory comes back when the worker has unmapped it, and is zero.
     drop(window);
     direct.destroy(arena).unwrap();
-    let (message, _) = worker.hear();
+    let (message, _) = worker.receive();
     assert_eq!(message, ToWorker::Detach { slot: 1 });
     drop(mapped);
     worker.say(FromWorker::Detached { slot: 1 });
@@ -95,7 +95,7 @@ fn session_over_the_shims_transport_opens_attaches_and_wakes() {
         session::lost(&words).is_some()
     });
     assert_eq!(session::lost(&words), Some(46));
-    assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
+    assert_eq!(device.receive(), FromDevice::SessionEnded { session: worker.session });
 }
 
 // Promise: V44
@@ -211,7 +211,7 @@ fn destroyed_context_kills_its_worker_before_unref_is_answered() {
     let head = guest.send(&command(RESOURCE_UNREF, 0, &[10, 0]));
     assert!(worker.ends(TIMEOUT));
     guest.soon(head);
-    assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
+    assert_eq!(device.receive(), FromDevice::SessionEnded { session: worker.session });
 
     // In the other order: the kernel may send UNREF first.
     assert_eq!(guest.context(1), OK);
@@ -233,7 +233,7 @@ fn closed_connection_kills_its_worker() {
     let _begun = worker.begin();
     drop(guest);
     assert!(worker.ends(TIMEOUT));
-    assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
+    assert_eq!(device.receive(), FromDevice::SessionEnded { session: worker.session });
 }
 
 #[test]
@@ -582,7 +582,7 @@ fn stopping_queue_waits_until_the_worker_has_released_its_pages() {
     guest.doorbell(1, Doorbell::Attach { resource: 20, slot: 1, address: BASE });
     worker.attach();
     let head = guest.send(&command(RESOURCE_UNREF, 0, &[20, 0]));
-    assert_eq!(worker.hear().0, ToWorker::Detach { slot: 1 });
+    assert_eq!(worker.receive().0, ToWorker::Detach { slot: 1 });
     assert!(guest.answer(head).is_none());
     // The worker never answers, so it is killed before the queue stops.
     guest.stop();
@@ -754,7 +754,7 @@ fn worker_with_a_fixed_arena_receives_it_before_the_ring_and_no_memory_after() {
         assert_eq!(attachment(&guest, entry), Attachment::Refused(1));
     }
     assert_eq!(attach(&mut guest, 20, slot, BASE), OK);
-    let (message, _) = worker.hear();
+    let (message, _) = worker.receive();
     assert!(matches!(message, ToWorker::Begin { .. }), "{message:?}");
     let (first, address, arena) = worker.attach();
     assert_eq!((first, address, arena.bytes()), (slot, BASE, FIXED));
@@ -791,7 +791,7 @@ fn pages_of_a_fixed_arena_go_back_only_when_the_worker_is_gone() {
         let (_device, mut guest, worker) = with_fixed_arena();
         assert_eq!(guest.resource(1, 20, &[(ARENA, FIXED as u32)]), OK);
         assert_eq!(attach(&mut guest, 20, session::FIXED_ARENA_SLOT, BASE), OK);
-        let (message, _) = worker.hear();
+        let (message, _) = worker.receive();
         assert!(matches!(message, ToWorker::Begin { .. }), "{message:?}");
         let _maps = [worker.attach(), worker.attach()];
         step(&mut guest, &worker);

@@ -448,7 +448,7 @@ fn session_without_contexts_opens_attaches_wakes_and_detaches() {
 
     // Pages go back when the worker has unmapped them.
     let head = guest.send(&command(RESOURCE_UNREF, 0, &[11, 0]));
-    assert_eq!(worker.hear().0, ToWorker::Detach { slot: 1 });
+    assert_eq!(worker.receive().0, ToWorker::Detach { slot: 1 });
     assert_eq!(guest.answer(head), None);
     drop(mapped);
     worker.say(FromWorker::Detached { slot: 1 });
@@ -460,7 +460,7 @@ fn session_without_contexts_opens_attaches_wakes_and_detaches() {
     assert!(worker.ends(TIMEOUT));
     guest.soon(head);
     guest.soon(token);
-    assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
+    assert_eq!(device.receive(), FromDevice::SessionEnded { session: worker.session });
 
     // A worker dies: the guest gets it where it sleeps, and the control resource still ends the session.
     guest.flat_open(12, CONTROL + 0x40_0000, BOB);

@@ -177,7 +177,7 @@ fn worker_request_carries_the_user_of_its_session() {
         assert_eq!(raw.context(1), OK);
         raw.open(1, 10, FREE);
         let asked = loop {
-            match device.hear() {
+            match device.receive() {
                 FromDevice::WorkerWanted { user, .. } => break user,
                 FromDevice::SessionEnded { .. } => {}
             }

@@ -207,13 +207,13 @@ fn misbehaving_client_of_the_inventory_loses_only_its_own_socket() {
         let bad = inventory.client();
         assert_eq!(ask(&bad, ToInventory::Units { serial: 1 }), units);
         socket::send(&bad, nonsense, &[]).unwrap();
-        assert_eq!(hear(&bad), None, "{nonsense:?}");
+        assert_eq!(next_message(&bad), None, "{nonsense:?}");
     }
     // Only sluiced brings clients.
     let bad = inventory.client();
     let (_, theirs) = socket::pair().unwrap();
     socket::send(&bad, &ToInventory::Client {}.encode(), &[theirs.as_fd()]).unwrap();
-    assert_eq!(hear(&bad), None);
+    assert_eq!(next_message(&bad), None);
     // A client that sends queries and never reads.
     let deaf = inventory.client();
     rustix::io::ioctl_fionbio(&deaf, true).unwrap();
@@ -247,15 +247,16 @@ fn xid_of_a_device_is_reported_to_sluiced_only() {
     // Errors before it begins to watch are not reported: repeated until one is.
     let mut file = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
     let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    let heard = || poll(&mut [PollFd::new(&inventory.control, PollFlags::IN)], Some(&limit)).unwrap() > 0;
+    let is_answered =
+        || poll(&mut [PollFd::new(&inventory.control, PollFlags::IN)], Some(&limit)).unwrap() > 0;
     while {
         file.write_all(b"48\n").unwrap();
-        !heard()
+        !is_answered()
     } {
         assert!(start.elapsed() < TIMEOUT);
     }
     assert_eq!(
-        hear(&inventory.control),
+        next_message(&inventory.control),
         Some(FromInventory::Xid { unit: 1, xid: 48, process: 0, instance: WHOLE })
     );
     let limit = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -475,7 +476,7 @@ fn hanging_instance_creation_delays_no_query() {
     }
     assert_eq!(instances(&client), []);
     std::fs::remove_file(&faults).unwrap();
-    assert!(matches!(hear(&inventory.control), Some(FromInventory::Instance { serial: 5, .. })));
+    assert!(matches!(next_message(&inventory.control), Some(FromInventory::Instance { serial: 5, .. })));
     assert_eq!(instances(&client).len(), 1);
     // Killed during a change: the next inventory finds all that exists.
     std::fs::write(&faults, "hang nvmlGpuInstanceCreateComputeInstance\n").unwrap();
@@ -512,7 +513,7 @@ fn change_requested_by_a_client_of_the_inventory_is_refused() {
             FromInventory::Units { count: 2, .. }
         ));
         socket::send(&client, &change.encode(), &[]).unwrap();
-        assert_eq!(hear(&client), None, "{change:?}");
+        assert_eq!(next_message(&client), None, "{change:?}");
     }
     assert_eq!(instances(&inventory.control), [there]);
     assert!(inventory.ends());

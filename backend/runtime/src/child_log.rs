@@ -162,7 +162,7 @@ pub enum NextRead {
 pub struct ChildLog {
     pipe: OwnedFd,
     lines: Lines,
-    gate: Gate,
+    limiter: LineLimit,
 }
 
 impl AsFd for ChildLog {
@@ -176,14 +176,14 @@ impl ChildLog {
     #[must_use]
     pub fn new(pipe: OwnedFd, label: String, vm: Option<u32>, now: Instant) -> Self {
         let limit = Some(TokenBucket::new(CHILD.1, CHILD.0, now));
-        Self { pipe, lines: Lines::new(LINE_BYTES), gate: Gate { label, vm, limit, dropped: 0 } }
+        Self { pipe, lines: Lines::new(LINE_BYTES), limiter: LineLimit { label, vm, limit, dropped: 0 } }
     }
 
     /// The log of a launcher, which has limited its children's lines and writes few itself.
     pub fn of_launcher(pipe: OwnedFd, process: u32) -> Self {
         let label = format!("launcher pid={process}");
-        let gate = Gate { label, vm: None, limit: None, dropped: 0 };
-        Self { pipe, lines: Lines::new(LAUNCHER_LINE_BYTES), gate }
+        let limiter = LineLimit { label, vm: None, limit: None, dropped: 0 };
+        Self { pipe, lines: Lines::new(LAUNCHER_LINE_BYTES), limiter }
     }
 
     /// Reads at most as much as the pipe holds, and passes lines on within the limits.
@@ -210,9 +210,9 @@ impl ChildLog {
                     return NextRead::End;
                 }
                 Ok(count) => {
-                    let Self { lines, gate, .. } = self;
+                    let Self { lines, limiter, .. } = self;
                     lines.take(&bytes[..count], |line| {
-                        wait = gate.pass(line, guests, now, out).err().or(wait);
+                        wait = limiter.pass(line, guests, now, out).err().or(wait);
                     });
                 }
                 Err(Errno::INTR) => {}
@@ -221,7 +221,7 @@ impl ChildLog {
                     break;
                 }
                 Err(error) => {
-                    tracing::error!(child = self.gate.label, %error, "cannot read the log of a child");
+                    tracing::error!(child = self.limiter.label, %error, "cannot read the log of a child");
                     return NextRead::End;
                 }
             }
@@ -230,15 +230,15 @@ impl ChildLog {
     }
 
     fn end(&mut self, guests: &mut GuestLimits, now: Instant, out: &mut dyn FnMut(&[u8])) {
-        let Self { lines, gate, .. } = self;
-        lines.finish(|line| _ = gate.pass(line, guests, now, out));
-        gate.say_dropped(out);
+        let Self { lines, limiter, .. } = self;
+        lines.finish(|line| _ = limiter.pass(line, guests, now, out));
+        limiter.report_dropped(out);
     }
 }
 
 /// Selects the lines of a child that are passed on.
 #[derive(Debug)]
-struct Gate {
+struct LineLimit {
     /// The prefix of its lines.
     label: String,
     /// The VM whose guest can reach the child, if there is one.
@@ -249,7 +249,7 @@ struct Gate {
     dropped: u64,
 }
 
-impl Gate {
+impl LineLimit {
     /// Passes a line on, or drops it and returns the time until another may pass.
     fn pass(
         &mut self,
@@ -264,13 +264,13 @@ impl Gate {
             self.dropped = self.dropped.saturating_add(1);
             return taken;
         }
-        self.say_dropped(out);
+        self.report_dropped(out);
         out(format!("{}: {line}", self.label).as_bytes());
         Ok(())
     }
 
     /// Reports the number of dropped lines; at most once per line that passes, and once at the end.
-    fn say_dropped(&mut self, out: &mut dyn FnMut(&[u8])) {
+    fn report_dropped(&mut self, out: &mut dyn FnMut(&[u8])) {
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
             out(format!("{}: [{dropped} lines dropped]", self.label).as_bytes());

@@ -446,7 +446,7 @@ fn arbiter_may_signal_by_pidfd_and_start_no_process() {
 }
 
 /// Runs `body` under the filter of a role, and returns its end and the lines that it left on standard error.
-fn heard(role: Role, body: impl FnOnce() -> bool) -> (End, Vec<String>) {
+fn with_lines(role: Role, body: impl FnOnce() -> bool) -> (End, Vec<String>) {
     use std::io::Read as _;
     use std::os::fd::AsRawFd as _;
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
@@ -474,7 +474,7 @@ fn refused_call_of_a_driver_leaves_one_line() {
             let socket = || call(libc::SYS_socket, [libc::AF_UNIX.into(), 1, 0]) == -1;
             (0..1000).all(|_| is_refused(0xae01) && is_refused(0x5412) && socket() && errno() == libc::EPERM)
         };
-        let (end, lines) = heard(role, body);
+        let (end, lines) = with_lines(role, body);
         assert_eq!(end, WORKED, "{role:?}: {lines:?}");
         let rest = "is not on the list of this process and its driver: EPERM";
         let expected = [
@@ -489,7 +489,7 @@ fn refused_call_of_a_driver_leaves_one_line() {
 // Promise: F98
 #[test]
 fn flood_of_refused_calls_leaves_few_lines() {
-    let (end, lines) = heard(Role::Worker(nvidia()), || (0xa000..0xb000).all(is_refused));
+    let (end, lines) = with_lines(Role::Worker(nvidia()), || (0xa000..0xb000).all(is_refused));
     assert_eq!((end, lines.len()), (WORKED, 32));
     assert!(lines.last().is_some_and(|line| line.ends_with("; others leave no line any more")), "{lines:?}");
 }
@@ -514,7 +514,7 @@ fn refused_call_does_not_end_a_thread_that_blocks_all_signals() {
         let thread = std::thread::spawn(move || is_refused(0xae01) && blocked().count_ones() >= 60);
         set && is_refused(0xae01) && thread.join().is_ok_and(|refused| refused)
     };
-    let (end, lines) = heard(Role::Worker(nvidia()), body);
+    let (end, lines) = with_lines(Role::Worker(nvidia()), body);
     assert_eq!((end, lines.len()), (WORKED, 1), "{lines:?}");
 }
 
@@ -537,7 +537,7 @@ fn bad_set_of_blocked_signals_fails_and_ends_no_process() {
                 && error(&raw const set, none, 8) == 0
                 && is_refused(0xae01)
         };
-        assert_eq!(heard(role, body).0, WORKED, "{role:?}");
+        assert_eq!(with_lines(role, body).0, WORKED, "{role:?}");
     }
 }
 

@@ -86,7 +86,7 @@ pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
     let device = driver.device(device).map_err(failed("cuDeviceGet"))?;
     let arbiter = ArbiterLink { socket: Channel::new(arbiter) };
     // The arbiter's first message. A probe needs no pages: it has no quota to read and submits nothing.
-    arbiter.hear()?;
+    arbiter.receive()?;
     arbiter.ask(CustodyRequest::Grow { serial: 1, reason: Growth::Context as u32, bytes: 0, spent: 0 })?;
     let context = driver.primary_retain(device, 0).map_err(failed("the primary context"))?;
     driver.set_current(context).map_err(failed("cuCtxSetCurrent"))?;
@@ -159,7 +159,7 @@ impl ArbiterLink {
         Ok(self.socket.send(&request, &[])?)
     }
 
-    fn hear(&self) -> Result<(CustodyAnswer, Option<OwnedFd>), CustodyError> {
+    fn receive(&self) -> Result<(CustodyAnswer, Option<OwnedFd>), CustodyError> {
         if !readable(&self.socket, TIMEOUT)? {
             return Err(CustodyError::Silent(0));
         }
@@ -169,7 +169,7 @@ impl ArbiterLink {
 
     fn ask(&self, request: CustodyRequest) -> Result<(CustodyAnswer, Option<OwnedFd>), ProbeError> {
         self.send(request)?;
-        match self.hear()? {
+        match self.receive()? {
             (CustodyAnswer::Refused { error, .. }, _) => Err(ProbeError::Refused(error)),
             answer => Ok(answer),
         }

@@ -1,6 +1,6 @@
 //! Copies from and to arrays. The worker sees no host memory but that of the arena: other memory is staged, as for copies of rectangles.
 
-use super::staging::{WaitMode, copy_rows, is_captured, length, staged, wait_for_host_functions};
+use super::staging::{WaitMode, is_captured, length, memcpy_2d, staged, wait_for_host_functions};
 use crate::{
     arguments::{Call, In, Out},
     checks::{self, ArrayCopyShape, ArrayPlace, CopyPlace, MemorySide, Strided, side},
@@ -179,7 +179,7 @@ fn from_pageable(
         let place = moved(place, [column, row, 0])?;
         last = Some(staged(process, stream, width * height, |at| {
             let room = Strided { start: at, pitch: width, layer: 0 };
-            copy_rows(room, part, width, height)?;
+            memcpy_2d(room, part, width, height)?;
             rows(process, stream, Way::ToArray, place, room, [width, height])
         })?);
         Ok(())
@@ -202,7 +202,7 @@ fn to_pageable(
             let room = Strided { start: at, pitch: width, layer: 0 };
             let sequence = rows(process, stream, Way::FromArray, place, room, [width, height])?;
             process.session.wait_complete(stream.slot, sequence)?;
-            copy_rows(part, room, width, height)
+            memcpy_2d(part, room, width, height)
         })
     })
 }

@@ -6,7 +6,7 @@
 
 use super::{
     array_copy,
-    staging::{WaitMode, copy_rows, is_captured, length, staged, wait_for_host_functions},
+    staging::{WaitMode, is_captured, length, memcpy_2d, staged, wait_for_host_functions},
 };
 use crate::{
     arguments::{Call, In, Out},
@@ -431,7 +431,7 @@ fn rectangle(
                 let rows = rows_at_once.min(height - first);
                 last = Some(staged(process, stream, rows * width, |at| {
                     let staged = Strided { start: at, pitch: width, layer: 0 };
-                    copy_rows(staged, skip(from, first), width, rows)?;
+                    memcpy_2d(staged, skip(from, first), width, rows)?;
                     to_device(skip(to, first), staged, rows)
                 })?);
             }
@@ -445,14 +445,14 @@ fn rectangle(
                     let staged = Strided { start: at, pitch: width, layer: 0 };
                     let sequence = from_device(staged, skip(from, first), rows)?;
                     process.session.wait_complete(stream.slot, sequence)?;
-                    copy_rows(skip(to, first), staged, width, rows)
+                    memcpy_2d(skip(to, first), staged, width, rows)
                 })?;
             }
             process.session.report(stream.context)?;
         }
         _ => {
             process.wait_turn(stream)?;
-            copy_rows(to, from, width, height)?;
+            memcpy_2d(to, from, width, height)?;
         }
     }
     Ok(None)

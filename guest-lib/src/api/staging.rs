@@ -97,7 +97,7 @@ pub(super) fn is_captured(
 }
 
 /// Copies rows within host memory.
-pub(super) fn copy_rows(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
+pub(super) fn memcpy_2d(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
     for row in 0..rows {
         host_memory::copy(to.start + row * to.pitch, from.start + row * from.pitch, length(width)?);
     }

@@ -289,7 +289,7 @@ pub fn check(installed: Installed, binaries: &Binaries) -> Result<Vec<String>> {
     for part in expectations.subset_of(client.name) {
         let batch = part.batch(&files)?;
         let outcomes = runner.run(&batch)?;
-        passed += results::tally(&outcomes.remoted).passed;
+        passed += results::count(&outcomes.remoted).passed;
         faults.extend(expectations.faults(client.name, &outcomes.native, &outcomes.remoted));
     }
     ensure!(passed > 0, "no test of {} passed", client.name);

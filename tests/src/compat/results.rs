@@ -68,7 +68,7 @@ pub fn read(report: &str, end: Option<&str>) -> Result<Outcomes> {
 
 /// Numbers of outcomes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tally {
+pub struct OutcomeCounts {
     /// Passed.
     pub passed: usize,
     /// Failed.
@@ -77,15 +77,15 @@ pub struct Tally {
     pub skipped: usize,
 }
 
-impl std::ops::AddAssign for Tally {
-    fn add_assign(&mut self, other: Tally) {
+impl std::ops::AddAssign for OutcomeCounts {
+    fn add_assign(&mut self, other: OutcomeCounts) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
     }
 }
 
-impl std::fmt::Display for Tally {
+impl std::fmt::Display for OutcomeCounts {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
     }
@@ -93,9 +93,9 @@ impl std::fmt::Display for Tally {
 
 /// Counts outcomes.
 #[must_use]
-pub fn tally(outcomes: &Outcomes) -> Tally {
+pub fn count(outcomes: &Outcomes) -> OutcomeCounts {
     let count = |wanted| outcomes.values().filter(|(outcome, _)| *outcome == wanted).count();
-    Tally {
+    OutcomeCounts {
         passed: count(CompatOutcome::Passed),
         failed: count(CompatOutcome::Failed),
         skipped: count(CompatOutcome::Skipped),
@@ -206,14 +206,14 @@ mod tests {
         ]
         .concat();
         let outcomes = read(&report, Some("signal 11")).unwrap();
-        assert_eq!(tally(&outcomes), Tally { passed: 1, failed: 1, skipped: 1 });
+        assert_eq!(count(&outcomes), OutcomeCounts { passed: 1, failed: 1, skipped: 1 });
         assert_eq!(outcomes["c"], (CompatOutcome::Failed, "signal 11".to_owned()));
         // A process that fails outside of its tests is a failure, too.
         let outcomes = read(&line("a", "passed", ""), Some("exit status: 3")).unwrap();
-        assert_eq!(tally(&outcomes), Tally { passed: 1, failed: 1, skipped: 0 });
+        assert_eq!(count(&outcomes), OutcomeCounts { passed: 1, failed: 1, skipped: 0 });
         // The end of a test may fail after it passed.
         let late = [line("a", "passed", ""), line("a", "failed", "in its end")].concat();
-        assert_eq!(tally(&read(&late, None).unwrap()), Tally { passed: 0, failed: 1, skipped: 0 });
+        assert_eq!(count(&read(&late, None).unwrap()), OutcomeCounts { passed: 0, failed: 1, skipped: 0 });
         assert!(read("nonsense", None).is_err());
     }
 

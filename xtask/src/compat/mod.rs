@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use sluice_tests::compat::clients::{CLIENTS, CompatClient, client};
 use sluice_tests::compat::expectations::Expectations;
-use sluice_tests::compat::results::{Tally, only_remoted, tally};
+use sluice_tests::compat::results::{OutcomeCounts, count, only_remoted};
 use sluice_tests::compat::{self, CompatRunner};
 use sluice_tests::matrix::today;
 use sluice_tests::paths::Binaries;
@@ -81,7 +81,7 @@ fn run_client(client: &'static CompatClient, binaries: &Binaries, options: &Comp
     });
     ensure!(!batches.is_empty(), "no file of tests matches");
     let expectations = Expectations::load()?;
-    let (mut all, mut differences) = ([Tally::default(), Tally::default()], Vec::new());
+    let (mut all, mut differences) = ([OutcomeCounts::default(), OutcomeCounts::default()], Vec::new());
     let (mut causes, mut unknown) = (BTreeMap::<String, usize>::new(), Vec::new());
     for (index, batch) in batches.iter().enumerate() {
         let started = Instant::now();
@@ -95,7 +95,7 @@ fn run_client(client: &'static CompatClient, binaries: &Binaries, options: &Comp
             }
             None => true,
         });
-        let [native, remoted] = [&outcomes.native, &outcomes.remoted].map(tally);
+        let [native, remoted] = [&outcomes.native, &outcomes.remoted].map(count);
         println!(
             "[{}/{}] {}: natively {native}; remoted {remoted}; {:.0} s{}",
             index + 1,

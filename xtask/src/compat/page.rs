@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use sluice_tests::compat::clients::{CLIENTS, CompatClient};
-use sluice_tests::compat::results::Tally;
+use sluice_tests::compat::results::OutcomeCounts;
 use sluice_tests::paths;
 
 /// The figures of a client's tests.
@@ -21,8 +21,8 @@ pub(super) struct ClientRow {
     pub(super) files: usize,
     /// Number of files that the client has.
     pub(super) all_files: usize,
-    pub(super) native: Tally,
-    pub(super) remoted: Tally,
+    pub(super) native: OutcomeCounts,
+    pub(super) remoted: OutcomeCounts,
     /// Tests that fail remoted, or do not run there, and do not fail natively.
     pub(super) remoted_only: usize,
     /// Numbers of tests that fail natively, by their known causes.
@@ -121,8 +121,8 @@ mod tests {
             day: "2026-11-26".to_owned(),
             files: 2,
             all_files: if client == "warp" { 9 } else { 2 },
-            native: Tally { passed: 5, failed: 3, skipped: 1 },
-            remoted: Tally { passed: 4, failed: 4, skipped: 1 },
+            native: OutcomeCounts { passed: 5, failed: 3, skipped: 1 },
+            remoted: OutcomeCounts { passed: 4, failed: 4, skipped: 1 },
             remoted_only,
             causes: [("no tensor cores".to_owned(), 2)].into(),
             unknown: 1,

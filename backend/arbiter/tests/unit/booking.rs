@@ -2,7 +2,7 @@
 
 use crate::{
     MIB,
-    host::{Books, Host, Options},
+    host::{DriverBooking, Host, Options},
 };
 use sluice_kit::wait::eventually;
 use sluice_messages::control::{Figures, ToArbiter};
@@ -18,17 +18,17 @@ fn is_gone(host: &mut Host) -> bool {
 #[test]
 fn booking_probe_finds_how_the_driver_books_memory_before_any_vm() {
     for (books, figures) in [
-        (Books::Owner, Figures::Used),
-        (Books::Importer, Figures::Used),
-        (Books::Both, Figures::Used),
-        (Books::Nowhere, Figures::Unused),
-        (Books::Absent, Figures::Unused),
+        (DriverBooking::Owner, Figures::Used),
+        (DriverBooking::Importer, Figures::Used),
+        (DriverBooking::Both, Figures::Used),
+        (DriverBooking::Nowhere, Figures::Unused),
+        (DriverBooking::Absent, Figures::Unused),
     ] {
         let mut host = Host::start();
         assert_eq!(host.figures(), Figures::Unknown);
         let scrubs = host.log().len();
         assert_eq!(host.measured(books), figures, "{books:?}");
-        assert!(books == Books::Absent || host.log().len() > scrubs, "what it was lent is scrubbed");
+        assert!(books == DriverBooking::Absent || host.log().len() > scrubs, "what it was lent is scrubbed");
         host.assert_sound();
     }
 }
@@ -46,7 +46,7 @@ fn booking_probe_that_dies_gives_no_result_and_the_next_one_does() {
     probe.kill();
     eventually("its end", || is_gone(&mut host));
     assert_eq!(host.figures(), Figures::Unknown);
-    assert_eq!(host.probe(Books::Both), Figures::Used);
+    assert_eq!(host.probe(DriverBooking::Both), Figures::Used);
     // The figures are known; another probe only shows that it can use a chunk.
     host.vm(1, 64 * MIB);
     let worker = host.worker(1);
@@ -86,7 +86,7 @@ fn booking_probe_that_hangs_is_killed_and_delays_no_vm() {
     assert_eq!(host.figures(), Figures::Unknown);
     assert_eq!(host.describe(1).0[1], host.driver_share(), "what was granted is charged");
     eventually("its end is seen", || is_gone(&mut host));
-    assert_eq!(host.probe(Books::Importer), Figures::Used);
+    assert_eq!(host.probe(DriverBooking::Importer), Figures::Used);
     host.assert_sound();
 }
 
@@ -106,18 +106,18 @@ fn booking_probe_is_killed_when_the_inventory_does_not_answer() {
     host.attach_inventory();
     drop(silent);
     eventually("its end is seen", || is_gone(&mut host));
-    assert_eq!(host.probe(Books::Owner), Figures::Used);
+    assert_eq!(host.probe(DriverBooking::Owner), Figures::Used);
 }
 
 // Promise: Q66
 #[test]
 fn figures_that_disappear_cause_another_booking_probe() {
     let mut host = Host::start();
-    assert_eq!(host.probe(Books::Both), Figures::Used);
-    host.listed.lock().unwrap().books = Books::Absent;
+    assert_eq!(host.probe(DriverBooking::Both), Figures::Used);
+    host.listed.lock().unwrap().books = DriverBooking::Absent;
     eventually("it is seen", || host.figures() == Figures::Unknown);
     eventually("the last probe is gone", || is_gone(&mut host));
-    assert_eq!(host.probe(Books::Absent), Figures::Unused);
+    assert_eq!(host.probe(DriverBooking::Absent), Figures::Unused);
 }
 
 // Promise: Q66

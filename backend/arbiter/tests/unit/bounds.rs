@@ -144,7 +144,7 @@ fn descriptor_that_takes_long_to_close_delays_no_neighbour() {
     // The arbiter gets it when no other process has it any more.
     host.stop();
     stranger.say_with("strange", slow.as_fd());
-    assert_eq!(stranger.hear(), "0");
+    assert_eq!(stranger.receive(), "0");
     drop(slow);
     host.go_on();
     eventually("its end", || stranger.is_killed());
@@ -197,7 +197,7 @@ fn full_h200_is_lent_in_the_smallest_chunks_with_256_descriptors() {
         let before = std::mem::replace(&mut lent, host.describe(1).0[0]);
         assert!(lent > before, "it takes no more than {lent} bytes, and does not end");
     }
-    let count: u64 = worker.hear().parse().unwrap();
+    let count: u64 = worker.receive().parse().unwrap();
     println!("{count} chunks taken in {:?}", started.elapsed());
     assert_eq!(count * 2 * MIB, host.bytes);
     assert_eq!(host.describe(1).0[0], host.bytes);

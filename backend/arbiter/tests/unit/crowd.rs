@@ -56,12 +56,12 @@ impl Played {
         host.send(message, &[theirs.as_fd(), pidfd.as_fd()]);
         let worker = Played { custody, serial: 0 };
         assert!(readable(&worker.custody, TIMEOUT), "a worker is not welcomed");
-        assert!(matches!(worker.hear(), CustodyAnswer::Welcome { .. }));
+        assert!(matches!(worker.receive(), CustodyAnswer::Welcome { .. }));
         worker
     }
 
     /// The arbiter's next message, without its descriptors.
-    fn hear(&self) -> CustodyAnswer {
+    fn receive(&self) -> CustodyAnswer {
         let mut buffer = [0; BYTES];
         let (message, _) = socket::receive(&self.custody, &mut buffer).unwrap().expect("it is served");
         CustodyAnswer::decode(message).unwrap()
@@ -88,7 +88,7 @@ impl Played {
             self.serial += 1;
             self.send(CustodyRequest::Share { serial: self.serial, share, lease: *lease });
             assert!(readable(&self.custody, TIMEOUT), "a share is not answered");
-            match self.hear() {
+            match self.receive() {
                 CustodyAnswer::Shared { share, .. } => share,
                 other => panic!("{other:?}"),
             }
@@ -100,7 +100,7 @@ impl Played {
         self.ask();
         loop {
             assert!(readable(&self.custody, TIMEOUT), "a take is not answered");
-            match self.hear() {
+            match self.receive() {
                 CustodyAnswer::Lent { lease, .. } => return lease,
                 CustodyAnswer::Recall { .. } => {}
                 other => panic!("{other:?}"),
@@ -130,7 +130,7 @@ fn keep_busy(crowd: &mut [Played], busy: &AtomicUsize) -> usize {
         for ((worker, waits), _) in
             crowd.iter().zip(&mut waits).zip(answered).filter(|(_, answered)| *answered)
         {
-            assert!(matches!(worker.hear(), CustodyAnswer::Refused { .. }));
+            assert!(matches!(worker.receive(), CustodyAnswer::Refused { .. }));
             answers += 1;
             *waits = false;
         }
@@ -227,7 +227,7 @@ fn worker_that_reads_while_its_arbiter_is_stopped_is_not_ended() {
     host.stop();
     let (mut answers, began) = (0, Instant::now());
     while answers < leases.len() && readable(&worker.custody, TIMEOUT / 100) {
-        worker.hear();
+        worker.receive();
         answers += 1;
     }
     assert!((1..leases.len()).contains(&answers), "{answers} answers were sent");
@@ -236,7 +236,7 @@ fn worker_that_reads_while_its_arbiter_is_stopped_is_not_ended() {
     // It gets the others, and is served.
     for _ in answers..leases.len() {
         assert!(readable(&worker.custody, TIMEOUT), "an answer is not sent");
-        worker.hear();
+        worker.receive();
     }
     worker.take();
     silent_process.wait().unwrap();

@@ -2,7 +2,7 @@
 
 use crate::{
     MIB,
-    host::{Books, Host, Options},
+    host::{DriverBooking, Host, Options},
 };
 use sluice_kit::wait::eventually;
 use sluice_messages::control::{ArbiterEvent, Figures, Verify};
@@ -91,7 +91,7 @@ fn take_sent_before_a_worker_of_the_vm_ends_gets_its_memory() {
 #[test]
 fn memory_falsely_given_back_serves_no_other_vm_until_its_worker_ends() {
     let mut host = Host::start();
-    assert_eq!(host.measured(Books::Owner), Figures::Used);
+    assert_eq!(host.measured(DriverBooking::Owner), Figures::Used);
     host.vm(1, 0);
     host.vm(2, 0);
     let (liar, other) = (host.worker(1), host.worker(2));
@@ -120,7 +120,7 @@ fn memory_falsely_given_back_serves_no_other_vm_until_its_worker_ends() {
 #[test]
 fn memory_a_dead_worker_passed_on_serves_no_other_vm_until_released() {
     let mut host = Host::start();
-    assert_eq!(host.measured(Books::Owner), Figures::Used);
+    assert_eq!(host.measured(DriverBooking::Owner), Figures::Used);
     host.vm(1, 0);
     host.vm(2, 0);
     let (giver, other) = (host.worker(1), host.worker(2));

@@ -37,7 +37,7 @@ pub(crate) fn null_driver() -> PathBuf {
 
 /// The played driver's booking of chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Books {
+pub(crate) enum DriverBooking {
     #[default]
     Owner,
     Importer,
@@ -60,7 +60,7 @@ pub(crate) struct Listed {
     pub(crate) arbiter: Option<(u32, u64)>,
     /// Bytes that processes have imported, and their booking.
     pub(crate) imported: HashMap<u32, u64>,
-    pub(crate) books: Books,
+    pub(crate) books: DriverBooking,
     /// Bytes of a context.
     pub(crate) context: u64,
     /// Percent of the time in which kernels of a process run, if known.
@@ -88,19 +88,19 @@ impl Listed {
     fn booked(&self, process: u32) -> u64 {
         let imported = self.imported.get(&process).copied().unwrap_or(0);
         match self.books {
-            Books::Owner | Books::Nowhere => self.context,
-            Books::Importer | Books::Both => self.context + imported,
-            Books::Absent => 0,
+            DriverBooking::Owner | DriverBooking::Nowhere => self.context,
+            DriverBooking::Importer | DriverBooking::Both => self.context + imported,
+            DriverBooking::Absent => 0,
         }
     }
 
     /// Bytes booked to the arbiter, which made all chunks.
     fn made(&self, chunks: u64) -> u64 {
         match self.books {
-            Books::Owner | Books::Both => self.context + chunks,
-            Books::Importer => self.context + chunks - self.imported.values().sum::<u64>(),
-            Books::Nowhere => self.context,
-            Books::Absent => 0,
+            DriverBooking::Owner | DriverBooking::Both => self.context + chunks,
+            DriverBooking::Importer => self.context + chunks - self.imported.values().sum::<u64>(),
+            DriverBooking::Nowhere => self.context,
+            DriverBooking::Absent => 0,
         }
     }
 }
@@ -379,11 +379,11 @@ impl Host {
     }
 
     /// Makes the arbiter find out with a probe whether it can use figures of a driver with this booking.
-    pub(crate) fn probe(&mut self, books: Books) -> Figures {
+    pub(crate) fn probe(&mut self, books: DriverBooking) -> Figures {
         self.listed.lock().unwrap().books = books;
         let mut probe = self.prober();
         assert_eq!(probe.ask("begin"), "0 0");
-        if books == Books::Absent {
+        if books == DriverBooking::Absent {
             probe.say(&format!("take {}", 2 * MIB));
         } else {
             assert!(probe.take(2 * MIB).is_ok());
@@ -396,7 +396,7 @@ impl Host {
     }
 
     /// Probes while there is no VM; checks that the probe leaves nothing behind.
-    pub(crate) fn measured(&mut self, books: Books) -> Figures {
+    pub(crate) fn measured(&mut self, books: DriverBooking) -> Figures {
         let figures = self.probe(books);
         eventually("what the probe had is taken back", || {
             let [total, lent, clean, ..] = self.unit();

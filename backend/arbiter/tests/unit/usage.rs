@@ -24,9 +24,9 @@ fn work_reported_by_workers_is_summed_bounded_and_kept() {
     assert_eq!(host.work(1), [15, 26, 37, 48]);
     let endless = u64::MAX;
     two.ask(&format!("did {endless} {endless} {endless} {endless}"));
-    let believed = host.work(1);
-    assert!(believed.iter().all(|figure| *figure > 48 && *figure < u64::MAX / 2), "{believed:?}");
+    let counted = host.work(1);
+    assert!(counted.iter().all(|figure| *figure > 48 && *figure < u64::MAX / 2), "{counted:?}");
     two.ask("did 0 0 0 0");
-    assert_eq!(host.work(1), believed, "nothing is taken back");
+    assert_eq!(host.work(1), counted, "nothing is taken back");
     host.assert_sound();
 }

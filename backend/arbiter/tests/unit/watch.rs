@@ -2,7 +2,7 @@
 
 use crate::{
     MIB,
-    host::{Books, Host, Options, lives},
+    host::{DriverBooking, Host, Options, lives},
 };
 use sluice_kit::wait::eventually;
 use sluice_messages::control::{ArbiterEvent, Figures};
@@ -34,7 +34,7 @@ fn driver_growth_waits_for_the_memory_of_another_vms_dead_worker() {
     assert!(waits(Duration::from_millis(100)), "the grant to its own VM changes nothing");
     let scrubs = host.log().len();
     host.listed.lock().unwrap().stuck.clear();
-    assert_eq!(other.hear(), "0 0");
+    assert_eq!(other.receive(), "0 0");
     eventually("what it left is scrubbed", || host.log().len() > scrubs);
     eventually("nothing of it is left", || host.describe(1).0[2] == 0);
     host.assert_sound();
@@ -44,7 +44,7 @@ fn driver_growth_waits_for_the_memory_of_another_vms_dead_worker() {
 #[test]
 fn worker_whose_driver_exceeds_the_quota_is_killed() {
     let mut host = Host::start();
-    assert_eq!(host.measured(Books::Owner), Figures::Used);
+    assert_eq!(host.measured(DriverBooking::Owner), Figures::Used);
     host.vm(1, 64 * MIB);
     let (mut greedy, modest) = (host.worker(1), host.worker(1));
     let list = |host: &Host, bytes: u64| {
@@ -62,7 +62,7 @@ fn worker_whose_driver_exceeds_the_quota_is_killed() {
 // Promise: Q24
 #[test]
 fn chunks_booked_to_their_importer_do_not_count_as_driver_growth() {
-    for books in [Books::Importer, Books::Both] {
+    for books in [DriverBooking::Importer, DriverBooking::Both] {
         let mut host = Host::start();
         assert_eq!(host.measured(books), Figures::Used);
         host.vm(1, 64 * MIB);
@@ -92,7 +92,7 @@ fn chunks_booked_to_their_importer_do_not_count_as_driver_growth() {
 // Promise: P47
 #[test]
 fn driver_without_bytes_per_process_is_reported_and_kills_no_worker() {
-    for books in [Books::Absent, Books::Nowhere] {
+    for books in [DriverBooking::Absent, DriverBooking::Nowhere] {
         let mut host = Host::start();
         assert_eq!(host.measured(books), Figures::Unused);
         host.vm(1, 64 * MIB);
@@ -110,7 +110,7 @@ fn driver_without_bytes_per_process_is_reported_and_kills_no_worker() {
 #[test]
 fn driver_growth_waits_until_a_dead_workers_driver_share_is_free() {
     let mut host = Host::start();
-    assert_eq!(host.measured(Books::Owner), Figures::Used);
+    assert_eq!(host.measured(DriverBooking::Owner), Figures::Used);
     let context = host.context;
     host.vm(1, context + host.margin + context / 2);
     let (first, second) = (host.worker(1), host.worker(1));
@@ -133,7 +133,7 @@ fn driver_growth_waits_until_a_dead_workers_driver_share_is_free() {
     host.listed.lock().unwrap().processes = Some(Vec::new());
     host.listed.lock().unwrap().stuck.clear();
     let late = asked.elapsed() >= timeout;
-    let begun = second.hear();
+    let begun = second.receive();
     assert!(begun == "0 0" || late, "refused with {begun}");
     if begun != "0 0" {
         eventually("a later request is granted", || second.ask("begin") == "0 0");
@@ -144,7 +144,7 @@ fn driver_growth_waits_until_a_dead_workers_driver_share_is_free() {
 #[test]
 fn unknown_bytes_of_a_listed_process_count_as_one_context() {
     let mut host = Host::start();
-    assert_eq!(host.measured(Books::Owner), Figures::Used);
+    assert_eq!(host.measured(DriverBooking::Owner), Figures::Used);
     let context = host.context;
     host.vm(1, context + context / 2);
     let used = host.unit()[0];

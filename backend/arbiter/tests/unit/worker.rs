@@ -62,7 +62,7 @@ impl Worker {
         socket::send(&self.control, what.as_bytes(), &[descriptor]).unwrap();
     }
 
-    pub(crate) fn hear(&self) -> String {
+    pub(crate) fn receive(&self) -> String {
         let mut buffer = [0; 4096];
         assert!(self.speaks_within(TIMEOUT), "no answer");
         let (message, _) = socket::receive(&self.control, &mut buffer).expect("an answer").expect("a worker");
@@ -76,7 +76,7 @@ impl Worker {
 
     pub(crate) fn ask(&self, what: &str) -> String {
         self.say(what);
-        let answer = self.hear();
+        let answer = self.receive();
         if (what, answer.as_str()) == ("begin", "0 0") {
             self.listed.lock().unwrap().begun.push(self.process());
         }

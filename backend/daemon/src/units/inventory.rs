@@ -397,7 +397,7 @@ impl Inventory {
         self.process.set(Some(process.0.number()));
         tracing::info!(process = process.0.number(), "started the inventory");
         Ok(tokio::select! {
-            result = self.hear(&channel) => { result?; "has closed its socket" }
+            result = self.receive(&channel) => { result?; "has closed its socket" }
             result = queued.send(&channel) => { result?; "has closed its socket" }
             () = self.watch_pulse(served) => "does not answer",
             () = self.silent.notified() => "did not complete a change in time",
@@ -405,7 +405,7 @@ impl Inventory {
         })
     }
 
-    async fn hear(&self, channel: &Channel<FromInventory, ToInventory>) -> io::Result<()> {
+    async fn receive(&self, channel: &Channel<FromInventory, ToInventory>) -> io::Result<()> {
         while let Some((message, _)) = channel.receive().await? {
             let serial = match message {
                 FromInventory::Xid { unit, xid, process, instance } => {

@@ -94,12 +94,12 @@ impl UnitEvents {
         for (ancestor, unit, bytes) in book.all() {
             self.escrow(unit, ancestor, bytes);
         }
-        let hear = async {
+        let receive = async {
             while let Some(event) = events.recv().await {
                 self.on_message(event, &escrows);
             }
         };
-        tokio::join!(hear, self.move_escrows(book, wanted));
+        tokio::join!(receive, self.move_escrows(book, wanted));
     }
 
     fn on_message(&self, event: UnitEvent, escrows: &UnboundedSender<Want>) {

@@ -256,7 +256,7 @@ impl Front {
         writeln!(self.stream.get_mut(), "{command}").expect("a listening device");
     }
 
-    pub(crate) fn hear(&mut self) -> String {
+    pub(crate) fn receive(&mut self) -> String {
         let mut line = String::new();
         self.stream.read_line(&mut line).expect("an answer");
         line.trim_end().to_owned()
@@ -264,7 +264,7 @@ impl Front {
 
     pub(crate) fn ask(&mut self, command: &str) -> String {
         self.send(command);
-        self.hear()
+        self.receive()
     }
 
     /// Opens a session. Returns the description that its worker gives of itself.

@@ -4,7 +4,7 @@ use super::Device;
 use crate::{
     poller::PollEvent,
     sessions::{Arenas, CONTROL, SessionPhase, SessionState, UNAVAILABLE},
-    workers::Heard,
+    workers::WorkerNews,
 };
 use sluice_messages::control::FromWorker;
 use sluice_protocol::limits;
@@ -41,12 +41,16 @@ impl Device {
             else {
                 return;
             };
-            let lawful = match worker.hear() {
-                Heard::Nothing => return,
+            let lawful = match worker.receive() {
+                WorkerNews::Nothing => return,
                 // Only a probe, which has no device, reports its driver.
-                Heard::Gone | Heard::Message(FromWorker::Unfit { .. } | FromWorker::Fit {}) => false,
-                Heard::Message(FromWorker::Attached { slot, error }) => self.attached(number, slot, error),
-                Heard::Message(FromWorker::Detached { slot }) => self.detached(number, slot),
+                WorkerNews::Gone | WorkerNews::Message(FromWorker::Unfit { .. } | FromWorker::Fit {}) => {
+                    false
+                }
+                WorkerNews::Message(FromWorker::Attached { slot, error }) => {
+                    self.attached(number, slot, error)
+                }
+                WorkerNews::Message(FromWorker::Detached { slot }) => self.detached(number, slot),
             };
             if !lawful {
                 return self.lose(number, UNAVAILABLE);

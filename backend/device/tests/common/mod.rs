@@ -107,7 +107,7 @@ impl Device {
     /// The next request for a worker.
     pub(crate) fn wanted(&self) -> u32 {
         loop {
-            match self.hear() {
+            match self.receive() {
                 FromDevice::WorkerWanted { session, .. } => return session,
                 FromDevice::SessionEnded { .. } => {}
             }
@@ -115,7 +115,7 @@ impl Device {
     }
 
     /// The next message.
-    pub(crate) fn hear(&self) -> FromDevice {
+    pub(crate) fn receive(&self) -> FromDevice {
         let (bytes, fds) = receive(&self.control);
         assert!(fds.is_empty());
         FromDevice::decode(&bytes).unwrap()
@@ -176,7 +176,7 @@ impl Worker {
         (Worker { session, process, pidfd, socket }, theirs)
     }
 
-    pub(crate) fn hear(&self) -> (ToWorker, Vec<OwnedFd>) {
+    pub(crate) fn receive(&self) -> (ToWorker, Vec<OwnedFd>) {
         let (bytes, fds) = receive(&self.socket);
         let message = ToWorker::decode(&bytes).unwrap();
         assert_eq!(message.descriptors(), fds.len());
@@ -189,7 +189,7 @@ impl Worker {
 
     /// Receives the start of a session: its eventfds and its control resource, and declares it ready.
     pub(crate) fn begin(&self) -> Begun {
-        let (message, fds) = self.hear();
+        let (message, fds) = self.receive();
         assert_eq!(message, ToWorker::Begin { session: self.session, version: control::VERSION });
         let [doorbell, wake] = fds.try_into().unwrap();
         let (slot, address, control) = self.attach();
@@ -206,7 +206,7 @@ impl Worker {
     pub(crate) fn attach(&self) -> (u32, u64, Mapping) {
         let mut pieces = Vec::new();
         loop {
-            let (message, fds) = self.hear();
+            let (message, fds) = self.receive();
             let ToWorker::Attach { slot, address, bytes, runs, extents, granule, more } = message else {
                 panic!("{message:?}")
             };

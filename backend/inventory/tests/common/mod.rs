@@ -76,7 +76,7 @@ impl Inventory {
 }
 
 /// The next message; `None` if the other end is closed.
-pub(crate) fn hear(socket: &OwnedFd) -> Option<FromInventory> {
+pub(crate) fn next_message(socket: &OwnedFd) -> Option<FromInventory> {
     assert!(readable(socket, TIMEOUT), "no answer");
     let mut buffer = [0; BYTES];
     let (message, descriptors) = match socket::receive(socket, &mut buffer) {
@@ -90,7 +90,7 @@ pub(crate) fn hear(socket: &OwnedFd) -> Option<FromInventory> {
 
 pub(crate) fn ask(socket: &OwnedFd, request: ToInventory) -> FromInventory {
     socket::send(socket, &request.encode(), &[]).unwrap();
-    hear(socket).expect("an answer")
+    next_message(socket).expect("an answer")
 }
 
 /// Divided devices without instances.

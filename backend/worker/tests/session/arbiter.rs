@@ -55,7 +55,7 @@ pub(crate) struct Terms {
 }
 
 #[derive(Debug)]
-struct Books {
+struct MemoryCounts {
     driver: Arc<Driver>,
     limit: u64,
     headroom: u64,
@@ -91,7 +91,7 @@ struct Tenant {
 /// The arbiter of one device, for one VM.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeArbiter {
-    books: Arc<Mutex<Books>>,
+    books: Arc<Mutex<MemoryCounts>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -108,7 +108,7 @@ impl FakeArbiter {
     }
 
     fn of(driver: Arc<Driver>, terms: Terms) -> FakeArbiter {
-        let mut books = Books {
+        let mut books = MemoryCounts {
             driver,
             limit: if terms.limit == 0 { 16 << 30 } else { terms.limit / UNIT * UNIT },
             headroom: terms.headroom,
@@ -129,7 +129,7 @@ impl FakeArbiter {
     }
 
     /// The books once they contain all that the workers have sent: some messages have no answer that a test could wait for.
-    fn current(&self) -> MutexGuard<'_, Books> {
+    fn current(&self) -> MutexGuard<'_, MemoryCounts> {
         let is_unread = |tenant: &Arc<Tenant>| readable(&tenant.socket, Duration::ZERO);
         eventually("every message is read", || !lock(&self.books).tenants.iter().any(is_unread));
         lock(&self.books)
@@ -257,7 +257,7 @@ impl FakeArbiter {
     }
 }
 
-fn publish(books: &Books) {
+fn publish(books: &MemoryCounts) {
     let lent: u64 = books.chunks.values().map(|(bytes, _)| bytes).sum();
     let idle: u64 = books.tenants.iter().map(|tenant| *lock(&tenant.idle)).sum();
     for tenant in &books.tenants {
@@ -269,7 +269,7 @@ fn publish(books: &Books) {
 
 type Answers = Vec<(CustodyAnswer, Option<u64>)>;
 
-impl Books {
+impl MemoryCounts {
     fn lease(&mut self, tenant: &Tenant, chunk: u64) -> u64 {
         self.next += 1;
         self.leases.insert(self.next, chunk);

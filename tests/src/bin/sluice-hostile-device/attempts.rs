@@ -88,7 +88,7 @@ fn well_formed() -> Vec<Attempt> {
             let mut workers = Vec::new();
             for session in &wanted {
                 device.want(*session)?;
-                workers.push(device.hear()?);
+                workers.push(device.receive()?);
             }
             let own = |(answer, wanted): (&Answer, &u32)| matches!(answer, Answer::Worker { session, .. } if session == wanted);
             let served = workers.iter().zip(&wanted).filter(|pair| own(*pair)).count();
@@ -99,7 +99,7 @@ fn well_formed() -> Vec<Attempt> {
             let mut served = Vec::new();
             for (session, user) in (100..).zip(users) {
                 device.say(FromDevice::WorkerWanted { session, user })?;
-                served.push(matches!(device.hear()?, Answer::Worker { .. }));
+                served.push(matches!(device.receive()?, Answer::Worker { .. }));
             }
             Ok(if served.iter().all(|served| *served) {
                 "all served".to_owned()
@@ -113,7 +113,7 @@ fn well_formed() -> Vec<Attempt> {
             // The answers to the requests for session 7 come before, or end it.
             device.say(FromDevice::WorkerWanted { session: 8, user: NO_USER })?;
             loop {
-                match device.hear()? {
+                match device.receive()? {
                     Answer::Worker { session: 7, .. } => workers += 1,
                     Answer::Worker { session: 8, .. } => break,
                     _ => {}
@@ -133,7 +133,7 @@ fn well_formed() -> Vec<Attempt> {
         attempt("a session that is wanted again while its worker dies", "served", |device, _| {
             for _ in 0..8 {
                 device.want(11)?;
-                while !matches!(device.hear()?, Answer::Worker { session: 11, .. }) {}
+                while !matches!(device.receive()?, Answer::Worker { session: 11, .. }) {}
                 device.say(FromDevice::SessionEnded { session: 11 })?;
             }
             device.served()

@@ -113,7 +113,7 @@ impl Hostile {
     }
 
     /// The next answer of `sluiced`.
-    fn hear(&self) -> Result<Answer> {
+    fn receive(&self) -> Result<Answer> {
         let deadline = Instant::now() + TIMEOUT;
         if !readable(&self.control, deadline) {
             bail!("sluiced does not answer");
@@ -134,7 +134,7 @@ impl Hostile {
         self.next += 1;
         self.want(number)?;
         loop {
-            match self.hear()? {
+            match self.receive()? {
                 Answer::Worker { session, descriptors } if session == number => return Ok(descriptors),
                 Answer::None { session } if session == number => bail!("no worker for session {session}"),
                 _ => {}

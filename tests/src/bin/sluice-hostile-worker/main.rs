@@ -133,7 +133,7 @@ impl Hostile {
         }
         let page = custody.try_clone()?;
         let mut worker = Self { control, custody, page, limit: 0, driver, report, folder, serial: 0 };
-        let Some((CustodyAnswer::Welcome { limit, .. }, mut descriptors)) = worker.hear(TIMEOUT)? else {
+        let Some((CustodyAnswer::Welcome { limit, .. }, mut descriptors)) = worker.receive(TIMEOUT)? else {
             bail!("no welcome");
         };
         worker.limit = limit;
@@ -153,7 +153,7 @@ impl Hostile {
     }
 
     /// The next answer, recalls left out; `None` if the arbiter has closed the connection, or does not answer in time.
-    fn hear(&self, limit: Duration) -> Result<Option<(CustodyAnswer, Vec<OwnedFd>)>> {
+    fn receive(&self, limit: Duration) -> Result<Option<(CustodyAnswer, Vec<OwnedFd>)>> {
         let deadline = Instant::now() + limit;
         loop {
             if !readable(&self.custody, deadline) {
@@ -175,7 +175,7 @@ impl Hostile {
     fn take(&mut self, bytes: u64) -> Result<Result<Lease, u32>> {
         self.serial += 1;
         self.say(CustodyRequest::Take { serial: self.serial, bytes })?;
-        match self.hear(TIMEOUT)?.context("no answer to a request for memory")? {
+        match self.receive(TIMEOUT)?.context("no answer to a request for memory")? {
             (CustodyAnswer::Lent { lease, bytes, .. }, mut descriptors) => {
                 let descriptor = descriptors.pop().context("a lent chunk has a descriptor")?;
                 Ok(Ok(Lease { number: lease, bytes, descriptor }))
@@ -218,7 +218,7 @@ impl Hostile {
         self.serial += 1;
         let serial = self.serial;
         self.say(CustodyRequest::Grow { serial, reason: Growth::Context as u32, bytes: 0, spent: u64::MAX })?;
-        let (answer, _) = self.hear(TIMEOUT)?.context("no answer to a request to grow")?;
+        let (answer, _) = self.receive(TIMEOUT)?.context("no answer to a request to grow")?;
         ensure!(matches!(answer, CustodyAnswer::Granted { .. }), "{answer:?}");
         self.driver.start()?;
         self.say(CustodyRequest::Grown { serial })?;
@@ -516,7 +516,7 @@ impl Hostile {
             if self.say(CustodyRequest::Open { serial: self.serial, share }).is_err() {
                 break;
             }
-            match self.hear(TIMEOUT)? {
+            match self.receive(TIMEOUT)? {
                 Some((CustodyAnswer::Lent { .. }, _)) => opened += 1,
                 Some((CustodyAnswer::Refused { .. }, _)) => {}
                 other => {
@@ -601,7 +601,7 @@ impl Hostile {
         self.tell("chaining", "");
         let mut open = None;
         while let Ok(serial) = self.grow(Growth::Module) {
-            match self.hear(TIMEOUT)? {
+            match self.receive(TIMEOUT)? {
                 Some((CustodyAnswer::Granted { .. }, _)) => {
                     if let Some(last) = open.replace(serial) {
                         self.say(CustodyRequest::Grown { serial: last })?;
@@ -626,7 +626,7 @@ impl Hostile {
             let mut granted = Vec::new();
             let end = Instant::now() + 3 * LINK;
             while let Some(left) = end.checked_duration_since(Instant::now()).filter(|_| waiting > 0) {
-                match self.hear(left)? {
+                match self.receive(left)? {
                     Some((CustodyAnswer::Granted { serial, .. }, _)) => granted.push(serial),
                     Some(_) => {}
                     None if readable_now(&self.custody) == Some(Ended) => return Ok(()),
@@ -653,7 +653,7 @@ impl Hostile {
             for lease in leases {
                 self.serial += 1;
                 self.say(CustodyRequest::Share { serial: self.serial, share, lease: lease.number })?;
-                let Some((CustodyAnswer::Shared { share: number, .. }, _)) = self.hear(TIMEOUT)? else {
+                let Some((CustodyAnswer::Shared { share: number, .. }, _)) = self.receive(TIMEOUT)? else {
                     bail!("a chunk cannot be shared");
                 };
                 share = number;
@@ -672,7 +672,7 @@ impl Hostile {
         self.serial += 1;
         self.say(CustodyRequest::Open { serial: self.serial, share })?;
         loop {
-            match self.hear(TIMEOUT)?.context("no answer to a request to open a share")? {
+            match self.receive(TIMEOUT)?.context("no answer to a request to open a share")? {
                 (CustodyAnswer::Lent { more: true, .. }, _) => {}
                 (CustodyAnswer::Lent { .. }, _) => return Ok(true),
                 (CustodyAnswer::Refused { .. }, _) => return Ok(false),
@@ -684,10 +684,10 @@ impl Hostile {
     /// Takes the only grant, and keeps it.
     fn never_grown(&mut self) -> Result<()> {
         self.grow(Growth::Context)?;
-        let (answer, _) = self.hear(TIMEOUT)?.context("no answer to a request to grow")?;
+        let (answer, _) = self.receive(TIMEOUT)?.context("no answer to a request to grow")?;
         self.tell("grant", format!("{answer:?}"));
         let start = Instant::now();
-        self.hear(Duration::from_millis(2 * limits::GROW_MILLISECONDS))?;
+        self.receive(Duration::from_millis(2 * limits::GROW_MILLISECONDS))?;
         self.tell("ended-after", start.elapsed().as_secs());
         Ok(())
     }
@@ -751,7 +751,8 @@ impl Hostile {
     fn expect_end(&mut self) -> Result<()> {
         let deadline = Instant::now() + BEFORE_THE_END;
         while Instant::now() < deadline {
-            if self.hear(Duration::from_millis(100))?.is_none() && readable_now(&self.custody) == Some(Ended)
+            if self.receive(Duration::from_millis(100))?.is_none()
+                && readable_now(&self.custody) == Some(Ended)
             {
                 self.tell("ended", "by the arbiter");
                 return Ok(());

@@ -50,14 +50,14 @@ fn with(
         tokio::task::spawn_local(async move {
             let channel = Channel::new(ours).expect("a channel");
             tokio::select! {
-                result = own.hear(&channel) => result.expect("answers"),
+                result = own.receive(&channel) => result.expect("answers"),
                 result = queued.send(&channel) => result.expect("a socket"),
             }
         });
         tokio::task::spawn_local(async move {
             while let Ok(Some((request, _))) = played.receive().await {
                 if let Some(said) = answer(request) {
-                    played.send(&said, &[]).await.expect("heard");
+                    played.send(&said, &[]).await.expect("sent");
                 }
             }
         });

@@ -191,7 +191,7 @@ impl Unit {
             }
         }
         Ok(tokio::select! {
-            result = self.hear(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
+            result = self.receive(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
             result = queued.send(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
             why = self.watch_pulse() => why,
             () = self.follow_inventory() => unreachable!("an inventory is followed for ever"),
@@ -261,7 +261,7 @@ impl Unit {
         self.launching.fd_store().forget(&socket_name(self.number));
         arbiter.channel.shut();
         self.launching.adoption().note(|all| _ = all.arbiters.remove(&self.number));
-        *self.heard.borrow_mut() = ArbiterReports::default();
+        *self.latest.borrow_mut() = ArbiterReports::default();
         if !orderly {
             // The receiver is gone while the daemon ends.
             _ = self.event_sender.send(UnitEvent::ArbiterEnded { unit: self.number });

@@ -108,7 +108,7 @@ pub(crate) struct Unit {
     least: Cell<u64>,
     terms: RefCell<BTreeMap<u32, VmTerms>>,
     escrows: RefCell<BTreeMap<u32, u64>>,
-    heard: RefCell<ArbiterReports>,
+    latest: RefCell<ArbiterReports>,
     reported: Notify,
     /// The serial of the last request for a report.
     serial: Cell<u64>,
@@ -205,7 +205,7 @@ impl Unit {
             least: Cell::new(0),
             terms: RefCell::new(BTreeMap::new()),
             escrows: RefCell::new(BTreeMap::new()),
-            heard: RefCell::new(ArbiterReports::default()),
+            latest: RefCell::new(ArbiterReports::default()),
             reported: Notify::new(),
             serial: Cell::new(0),
             stale: Cell::new(0),
@@ -262,7 +262,7 @@ impl Unit {
         let before = self.terms.borrow_mut().insert(vm, terms);
         if let Some(VmTerms { epoch, .. }) = before.filter(|before| before.epoch != terms.epoch) {
             self.tell(ToArbiter::Forget { vm, epoch });
-            self.heard.borrow_mut().forget(vm);
+            self.latest.borrow_mut().forget(vm);
         }
         self.tell_terms(vm, &terms);
     }
@@ -277,7 +277,7 @@ impl Unit {
             self.tell(ToArbiter::Forget { vm, epoch });
         }
         drop(terms);
-        self.heard.borrow_mut().forget(vm);
+        self.latest.borrow_mut().forget(vm);
     }
 
     /// True if a VM is known here, in this epoch.

@@ -62,7 +62,7 @@ pub(crate) struct UpkeepReport {
 impl Unit {
     /// The last report on a VM.
     pub(crate) fn last_of_vm(&self, vm: u32) -> Option<VmReport> {
-        self.heard.borrow().vms.get(&vm).map(|(_, report)| *report)
+        self.latest.borrow().vms.get(&vm).map(|(_, report)| *report)
     }
 
     /// Requests a report on a VM, without waiting for it.
@@ -72,36 +72,36 @@ impl Unit {
 
     /// The last report on the unit.
     pub(crate) fn last(&self) -> Option<UnitReport> {
-        self.heard.borrow().unit.map(|(_, _, report)| report)
+        self.latest.borrow().unit.map(|(_, _, report)| report)
     }
 
     /// The time since the last report on the unit.
     pub(crate) fn age(&self) -> Duration {
-        self.heard.borrow().unit.map_or(Duration::ZERO, |(_, at, _)| at.elapsed())
+        self.latest.borrow().unit.map_or(Duration::ZERO, |(_, at, _)| at.elapsed())
     }
 
     /// Bytes of guest memory that a VM had pinned for the unit in the last report.
     pub(crate) fn pinned(&self, vm: u32) -> u64 {
-        self.heard.borrow().pinned.get(&vm).copied().unwrap_or(0)
+        self.latest.borrow().pinned.get(&vm).copied().unwrap_or(0)
     }
 
     /// The last report on scrubbing.
     pub(crate) fn upkeep(&self) -> Option<UpkeepReport> {
-        self.heard.borrow().upkeep
+        self.latest.borrow().upkeep
     }
 
     /// Requests a report on the unit; `None` if there is no answer in time.
     pub(crate) async fn describe(&self) -> Option<UnitReport> {
         self.ask(
             |serial| ToArbiter::DescribeUnit { serial },
-            |heard| heard.unit.map(|(of, _, report)| (of, report)),
+            |latest| latest.unit.map(|(of, _, report)| (of, report)),
         )
         .await
     }
 
     /// Requests a report on a VM; `None` if there is no answer in time, or it is not about the present epoch.
     pub(crate) async fn describe_vm(&self, vm: u32) -> Option<VmReport> {
-        self.ask(|serial| ToArbiter::DescribeVm { serial, vm }, |heard| heard.vms.get(&vm).copied()).await
+        self.ask(|serial| ToArbiter::DescribeVm { serial, vm }, |latest| latest.vms.get(&vm).copied()).await
     }
 
     /// A serial higher than that of each earlier request, those of earlier daemons included: the clock is ahead of every count.
@@ -125,17 +125,17 @@ impl Unit {
         let answered = async {
             loop {
                 let reported = self.reported.notified();
-                if self.heard.borrow().answered >= serial {
+                if self.latest.borrow().answered >= serial {
                     return;
                 }
                 reported.await;
             }
         };
         answer_within(DESCRIBE, answered).await?;
-        find(&self.heard.borrow()).filter(|(of, _)| *of >= serial).map(|(_, report)| report)
+        find(&self.latest.borrow()).filter(|(of, _)| *of >= serial).map(|(_, report)| report)
     }
 
-    pub(super) async fn hear(&self, channel: &Channel<FromArbiter, ToArbiter>) -> io::Result<()> {
+    pub(super) async fn receive(&self, channel: &Channel<FromArbiter, ToArbiter>) -> io::Result<()> {
         while let Some((message, _)) = channel.receive().await? {
             self.on_message(message);
         }
@@ -156,44 +156,44 @@ impl Unit {
                 }
             }
             FromArbiter::Vm { serial, vm, epoch, lent, headroom, dirty, holders } => {
-                let mut heard = self.heard.borrow_mut();
+                let mut latest = self.latest.borrow_mut();
                 // Only for VMs in its state, and only for their present epoch.
                 if self.is_current(vm, epoch) {
-                    let time = heard.times.get(&vm).copied().unwrap_or_default();
-                    let work = heard.work.get(&vm).copied().unwrap_or_default();
+                    let time = latest.times.get(&vm).copied().unwrap_or_default();
+                    let work = latest.work.get(&vm).copied().unwrap_or_default();
                     let report = VmReport { epoch, lent, headroom, dirty, holders, time, work };
-                    heard.vms.insert(vm, (serial, report));
+                    latest.vms.insert(vm, (serial, report));
                 } else {
                     self.stale.set(self.stale.get() + 1);
                 }
-                self.answered(&mut heard, serial);
+                self.answered(&mut latest, serial);
             }
             FromArbiter::Time { vm, epoch, used, overlapped, waited, turns } => {
                 if self.is_current(vm, epoch) {
                     let report = TimeReport { used, overlapped, waited, turns };
-                    self.heard.borrow_mut().times.insert(vm, report);
+                    self.latest.borrow_mut().times.insert(vm, report);
                 }
             }
             FromArbiter::Work { vm, epoch, launches, copies, copied, calls } => {
                 if self.is_current(vm, epoch) {
                     let report = WorkReport { launches, copies, copied, calls };
-                    self.heard.borrow_mut().work.insert(vm, report);
+                    self.latest.borrow_mut().work.insert(vm, report);
                 }
             }
             FromArbiter::Unit { serial, total, lent, clean, dirty, headroom, suspect } => {
-                let mut heard = self.heard.borrow_mut();
+                let mut latest = self.latest.borrow_mut();
                 let report = UnitReport { total, lent, clean, dirty, headroom, suspect };
-                heard.unit = Some((serial, Instant::now(), report));
-                self.answered(&mut heard, serial);
+                latest.unit = Some((serial, Instant::now(), report));
+                self.answered(&mut latest, serial);
             }
             FromArbiter::Pinned { vm, epoch, bytes } => {
                 if self.is_current(vm, epoch) {
-                    self.heard.borrow_mut().pinned.insert(vm, bytes);
+                    self.latest.borrow_mut().pinned.insert(vm, bytes);
                 }
             }
             FromArbiter::Upkeep { scrubs, scrubbed, took, drift, figures } => {
                 self.set_figures(figures);
-                self.heard.borrow_mut().upkeep = Some(UpkeepReport { scrubs, scrubbed, took, drift });
+                self.latest.borrow_mut().upkeep = Some(UpkeepReport { scrubs, scrubbed, took, drift });
             }
             FromArbiter::WantEscrow { ancestor, bytes } => {
                 _ = self.event_sender.send(UnitEvent::Escrow { unit, ancestor, bytes });
@@ -204,8 +204,8 @@ impl Unit {
         }
     }
 
-    fn answered(&self, heard: &mut ArbiterReports, serial: u64) {
-        heard.answered = heard.answered.max(serial);
+    fn answered(&self, latest: &mut ArbiterReports, serial: u64) {
+        latest.answered = latest.answered.max(serial);
         self.reported.notify_waiters();
     }
 }

@@ -26,19 +26,23 @@ fn worker_requests_of_closed_sessions_are_dropped_and_others_queued() {
     assert!(broker.unsent.len() <= limits::SESSIONS, "{} messages", broker.unsent.len());
     assert!(broker.held.len() <= 1, "{} sessions wait", broker.held.len());
     // Once the requests are read, the clients that are left get a turn.
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     rustix::fs::fcntl_setfl(&daemon, OFlags::NONBLOCK).unwrap();
     for _ in 0..8 * limits::SESSIONS {
         let mut buffer = [0; control::BYTES];
         match socket::receive(&daemon, &mut buffer) {
-            Ok(Some((bytes, _))) => heard.push(FromDevice::decode(bytes).unwrap()),
+            Ok(Some((bytes, _))) => received.push(FromDevice::decode(bytes).unwrap()),
             _ => broker.round(),
         }
-        if heard.last() == Some(&FromDevice::WorkerWanted { session: last, user: 0 }) {
+        if received.last() == Some(&FromDevice::WorkerWanted { session: last, user: 0 }) {
             break;
         }
     }
-    assert_eq!(heard.last(), Some(&FromDevice::WorkerWanted { session: last, user: 0 }), "it is forgotten");
+    assert_eq!(
+        received.last(),
+        Some(&FromDevice::WorkerWanted { session: last, user: 0 }),
+        "it is forgotten"
+    );
 }
 
 // Promise: V23
@@ -115,7 +119,7 @@ fn worker_request_waits_for_earlier_workers_to_exit() {
     let mut broker = Broker::new(&link, Some(socket));
     rustix::fs::fcntl_setfl(&daemon, OFlags::NONBLOCK).unwrap();
     rustix::fs::fcntl_setfl(broker.socket.as_ref().unwrap(), OFlags::NONBLOCK).unwrap();
-    let heard = || {
+    let received = || {
         let mut buffer = [0; control::BYTES];
         let message = socket::receive(&daemon, &mut buffer).ok().flatten();
         message.map(|(bytes, _)| FromDevice::decode(bytes).unwrap())
@@ -127,26 +131,26 @@ fn worker_request_waits_for_earlier_workers_to_exit() {
     // The request does not stop waiting by time alone, also on a busy machine.
     broker.held.front_mut().unwrap().since += 1000 * PREDECESSORS;
     // The one that ends later was in the same batch; it sent no request either.
-    assert_eq!(heard(), None, "a worker is not gone");
+    assert_eq!(received(), None, "a worker is not gone");
     link.ended(3);
     broker.round();
-    assert_eq!(heard(), Some(FromDevice::SessionEnded { session: 3 }));
-    assert_eq!(heard(), None);
+    assert_eq!(received(), Some(FromDevice::SessionEnded { session: 3 }));
+    assert_eq!(received(), None);
     link.ending(4);
     link.ended(1);
     broker.round();
-    assert_eq!(heard(), Some(FromDevice::SessionEnded { session: 1 }));
+    assert_eq!(received(), Some(FromDevice::SessionEnded { session: 1 }));
     assert_eq!(
-        heard(),
+        received(),
         Some(FromDevice::WorkerWanted { session: 2, user: 1000 }),
         "what ends later is not waited for"
     );
     link.wanted(5, 1001, &inbox);
     broker.round();
-    assert_eq!(heard(), None);
+    assert_eq!(received(), None);
     broker.held.front_mut().unwrap().since = Instant::now().checked_sub(PREDECESSORS).unwrap();
     broker.round();
-    assert_eq!(heard(), Some(FromDevice::WorkerWanted { session: 5, user: 1001 }), "nor for ever");
+    assert_eq!(received(), Some(FromDevice::WorkerWanted { session: 5, user: 1001 }), "nor for ever");
 }
 
 // Promise: F9
@@ -164,7 +168,7 @@ fn link_thread_survives_a_panic_and_loses_no_request() {
         link.push(LinkRequest::Panic);
         link.wanted(2 * session + 1, 0, &inbox);
     }
-    let heard = (0..6).map(|_| {
+    let received = (0..6).map(|_| {
         let mut buffer = [0; control::BYTES];
         let (bytes, _) = socket::receive(&*daemon, &mut buffer).unwrap().unwrap();
         match FromDevice::decode(bytes).unwrap() {
@@ -172,5 +176,5 @@ fn link_thread_survives_a_panic_and_loses_no_request() {
             other => panic!("{other:?}"),
         }
     });
-    assert_eq!(heard.collect::<BTreeSet<_>>(), (0..6).collect());
+    assert_eq!(received.collect::<BTreeSet<_>>(), (0..6).collect());
 }
