@@ -15,7 +15,7 @@ use rustix::{
 };
 use sluice_runtime::process::{Identity, is_gone, kill};
 
-use super::{Launcher, Survivor, cgroup::Cgroups, role::ChildRole};
+use super::{Launcher, cgroup::Cgroups, children::Survivor, role::ChildRole};
 
 /// A process of this launcher, or of an earlier one.
 #[derive(Debug)]

@@ -21,8 +21,10 @@
 
 mod arguments;
 mod cgroup;
+mod children;
 mod confinement;
 mod ending;
+mod error;
 mod files;
 mod landlock;
 mod limits;
@@ -40,7 +42,6 @@ mod users;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     path::PathBuf,
     sync::Arc,
     thread,
@@ -60,18 +61,16 @@ use sluice_messages::{
     control::{self, FromLauncher, ToLauncher},
     launch::{Fingerprint, NumberRange, SocketMode, VmLimits},
 };
-use sluice_runtime::{
-    child_log::{ChildLog, GuestLimits},
-    rate::TokenBucket,
-};
+use sluice_runtime::{child_log::GuestLimits, rate::TokenBucket};
 
 pub use arguments::Arguments;
 use cgroup::Cgroups;
+use children::{CONTROL, Child, FIRST_CHILD, LIFELINE, LOG, SERVICE, Survivor};
 use confinement::Needs;
+pub use error::LauncherError;
 use files::DriverFiles;
 use limits::{ProgramKind, ResourceLimits};
 use ready::{ReadyChild, Wanted};
-use role::ChildRole;
 use service::Service;
 use spawn::Program;
 use users::WorkerUsers;
@@ -90,62 +89,6 @@ const ENVIRONMENT: [&str; 6] =
 /// Events taken from the kernel at once.
 const EVENTS: usize = 1024;
 
-/// The launcher cannot continue.
-#[derive(Debug, thiserror::Error)]
-pub enum LauncherError {
-    /// The setup failed.
-    #[error("cannot set up the launcher: {0}")]
-    SetUp(#[source] io::Error),
-    /// Processes of other users could not be ended.
-    #[error("{need} a delegated cgroup directory, by which processes are ended: {reason}")]
-    NoCgroup {
-        /// The beginning of the sentence.
-        need: &'static str,
-        /// The reason why there is none.
-        reason: String,
-    },
-    /// The kernel refuses to deliver events.
-    #[error("cannot wait for events: {0}")]
-    Wait(#[source] Errno),
-    /// A file of another user may be at the path of a socket.
-    #[error("the directory {} for sockets of VMs must be root's, and closed to other users or sticky", .0.display())]
-    SocketDirectory(PathBuf),
-    /// The socket to `sluiced` failed.
-    #[error("cannot read requests: {0}")]
-    Receive(#[source] Errno),
-}
-
-const CONTROL: u64 = 0;
-const LIFELINE: u64 = 1;
-const SERVICE: u64 = 2;
-const FIRST_CHILD: u64 = 3;
-/// Token flag of a child's log, with the child's key.
-const LOG: u64 = 1 << 63;
-
-#[derive(Debug)]
-struct Child {
-    role: ChildRole,
-    pid: u32,
-    pidfd: OwnedFd,
-    uid: Option<u32>,
-    cgroup: Option<PathBuf>,
-    /// `None` after the child has closed its end.
-    log: Option<ChildLog>,
-    /// The time at which its log is read again, if it is paused.
-    quiet_until: Option<Instant>,
-}
-
-/// A process of an earlier launcher that continues, or another one with a user id for workers.
-#[derive(Debug)]
-struct Survivor {
-    process: u32,
-    pidfd: OwnedFd,
-    uid: Option<u32>,
-    /// True for a worker that `sluiced` has named.
-    worker: bool,
-    cgroup: Option<PathBuf>,
-}
-
 /// The end of the launcher at which `sluiced` is.
 #[derive(Debug)]
 pub enum ClientSocket {
@@ -153,17 +96,6 @@ pub enum ClientSocket {
     Connected(OwnedFd),
     /// A listening socket: this process is a service of its own.
     Listening(OwnedFd, Fingerprint),
-}
-
-/// The properties of a VM's device.
-#[derive(Clone, Copy, Debug, Default)]
-struct DeviceSpec {
-    /// True if programs of this host connect to the device directly, without a VM.
-    direct: bool,
-    /// Number of displays of its device, 0 or 1.
-    scanouts: u8,
-    /// Bytes of the only arena of each session; `None` if arenas grow.
-    fixed_arena: Option<u64>,
 }
 
 /// The state of the launcher.

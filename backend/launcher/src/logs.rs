@@ -12,7 +12,10 @@ use rustix::{
 };
 use sluice_runtime::child_log::NextRead;
 
-use super::{Child, LOG, Launcher};
+use super::{
+    Launcher,
+    children::{Child, LOG},
+};
 
 impl Launcher {
     /// Watches the log of a child for new data.

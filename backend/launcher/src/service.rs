@@ -28,7 +28,7 @@ use sluice_messages::{
     launch::Fingerprint,
 };
 
-use super::{CONTROL, Launcher, LauncherError};
+use super::{Launcher, children::CONTROL, error::LauncherError};
 
 /// The socket of the service, and the state of its present client.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ use sluice_messages::{
 use sluice_runtime::process::{Identity, kill};
 
 use super::{
-    DeviceSpec, Launcher, LauncherError, cgroup::Cgroups, ending::FoundProcess, role::ChildRole,
-    starting::StartedChild,
+    Launcher, cgroup::Cgroups, children::DeviceSpec, ending::FoundProcess, error::LauncherError,
+    role::ChildRole, starting::StartedChild,
 };
 
 /// An answer, with its descriptors.

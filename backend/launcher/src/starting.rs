@@ -27,7 +27,13 @@ use sluice_runtime::{
 use sluice_shared_memory::socket;
 
 use super::spawn::{self, ChildShape, Prepared, Program};
-use super::{Child, DeviceSpec, Launcher, ending::end, oom, role::ChildRole};
+use super::{
+    Launcher,
+    children::{Child, DeviceSpec},
+    ending::end,
+    oom,
+    role::ChildRole,
+};
 
 /// A child that was just started.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use crate::date::Date;
 use crate::nvml::{SmiGpu, SmiProcess, System};
-use crate::{COMPUTE_MODES, SWITCH, mebibytes, named};
+use crate::values::{COMPUTE_MODES, SWITCH, mebibytes, named};
 use anyhow::{Result, bail};
 
 /// A field.

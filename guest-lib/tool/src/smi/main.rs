@@ -8,6 +8,7 @@ mod fields;
 mod nvml;
 mod report;
 mod table;
+mod values;
 
 use std::process::ExitCode;
 use std::thread;
@@ -141,21 +142,6 @@ fn choose(system: &mut System, ids: &[String]) -> Result<()> {
         system.gpus.retain(|gpu| ids.iter().any(|id| is(gpu, id)));
     }
     Ok(())
-}
-
-/// A name for a number of the library.
-fn named(value: Option<u32>, names: &[&'static str]) -> &'static str {
-    value.and_then(|value| names.get(value as usize).copied()).unwrap_or("N/A")
-}
-
-/// Names of modes that are on or off.
-const SWITCH: &[&str] = &["Disabled", "Enabled"];
-/// Names of compute modes.
-const COMPUTE_MODES: &[&str] = &["Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process"];
-
-/// Bytes in MiB, rounded down as the vendor's tool does.
-const fn mebibytes(bytes: u64) -> u64 {
-    bytes >> 20
 }
 
 #[cfg(test)]

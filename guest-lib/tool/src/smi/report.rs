@@ -2,7 +2,8 @@
 
 use crate::date::Date;
 use crate::nvml::{SmiGpu, System};
-use crate::{COMPUTE_MODES, SWITCH, mebibytes, named, table::cuda_version};
+use crate::table::cuda_version;
+use crate::values::{COMPUTE_MODES, SWITCH, mebibytes, named};
 use clap::ValueEnum;
 
 /// A part of the report, as `-d` names it.

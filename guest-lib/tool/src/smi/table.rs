@@ -2,7 +2,7 @@
 
 use crate::date::Date;
 use crate::nvml::System;
-use crate::{COMPUTE_MODES, mebibytes, named};
+use crate::values::{COMPUTE_MODES, SWITCH, mebibytes, named};
 
 const LINE: &str =
     "+-----------------------------------------+------------------------+----------------------+\n";
@@ -44,7 +44,7 @@ pub(crate) fn table(system: &System, now: &Date) -> String {
         );
         let busy = gpu.utilization.map_or_else(|| "N/A".to_owned(), |(gpu, _)| format!("{gpu}%"));
         let mode = named(gpu.compute_mode, COMPUTE_MODES);
-        let mig = named(gpu.mig.map(|mig| mig.0), crate::SWITCH);
+        let mig = named(gpu.mig.map(|mig| mig.0), SWITCH);
         text += &format!("| {:>3}  {:<30} {:>3} ", gpu.index, ending(&gpu.name, 30), "N/A");
         text += &format!("| {:>18} {display:>3} | {ecc:>20} |\n", gpu.bus_id);
         text += &format!(
