@@ -260,7 +260,7 @@ impl Named {
 
 /// Organisations, or projects with their organisations.
 fn owners<'a>(all: impl Iterator<Item = (&'a Owner, Option<&'a str>)>) -> String {
-    let mut table = Table::new(&["NAME", "ORGANISATION", ">MEMORY", ">OF", ">VMS", "FROM"]);
+    let mut table = Table::new(&["NAME", "ORGANISATION", ">MEMORY", ">OF", ">VMS"]);
     for (one, organisation) in all {
         table.row([
             text(&one.id),
@@ -268,7 +268,6 @@ fn owners<'a>(all: impl Iterator<Item = (&'a Owner, Option<&'a str>)>) -> String
             bytes(one.lent_bytes),
             bytes(one.memory_bytes),
             text(&one.vms),
-            if one.configured { "configuration" } else { "API" }.to_owned(),
         ]);
     }
     table.to_string()

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
+use sluice_api::client::Client;
 use sluice_api::supervision::wait_ready;
-use sluice_api::v1::VmRequest;
+use sluice_api::v1::{ProjectRequest, VmRequest};
 use sluice_kit::processes::end_supervised;
 use tempfile::TempDir;
 
@@ -32,6 +33,8 @@ const MODEL_MIB: u64 = 143_771;
 pub struct Options {
     /// Size of the device, roughly, in MiB.
     pub device_mib: u64,
+    /// The projects by their names.
+    pub projects: Vec<(String, ProjectRequest)>,
     /// The VMs by their numbers.
     pub vms: Vec<(u32, VmRequest)>,
     /// Further arguments of `sluiced`.
@@ -55,6 +58,7 @@ impl Options {
         };
         Self {
             device_mib,
+            projects: Vec::new(),
             vms: (1..).zip(limits_mib.iter().map(vm)).collect(),
             arguments: Vec::new(),
             environment: Vec::new(),
@@ -166,7 +170,13 @@ impl Tenants {
         let lifeline = self.lifeline.as_mut().context("just started")?;
         lifeline.set_read_timeout(Some(TIMEOUT))?;
         wait_ready(lifeline).context("sluiced is not ready")?;
-        management::make_vms(&self.folder.path().join("run/api.sock"), &options.vms)?;
+        let socket = self.folder.path().join("run/api.sock");
+        for (name, wanted) in &options.projects {
+            Client::at(&socket)
+                .put_project(name, wanted)
+                .with_context(|| format!("making project {name}"))?;
+        }
+        management::make_vms(&socket, &options.vms)?;
         self.wait_for_unit(|unit| unit.is_some_and(|unit| unit.clean > 0)).map(drop)
     }
 

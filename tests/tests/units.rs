@@ -1,11 +1,10 @@
 //! Several units: one device of each VM for every GPU of the host, each with an arbiter and limits of its own.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use sluice_api::v1::Placement;
+use sluice_api::v1::{OwnerRequest, Placement, ProjectRequest};
 use sluice_kit::wait::until;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
@@ -168,14 +167,12 @@ fn project_limit_holds_over_all_units_together() -> Result<()> {
     // A context and its margin on each unit, on this device.
     const SHARE: u64 = 4 * MIB;
     const LIMIT: u64 = QUOTA + QUOTA / 2 + UNITS as u64 * SHARE;
-    let configuration = tempfile::NamedTempFile::new()?;
-    fs::write(configuration.path(), format!("[[project]]\nid = 7\nmemory = {LIMIT}\n"))?;
     let stage = Stage::set_with(|options| {
-        options.vms[0].1.project = Some("7".to_owned());
+        let owner = OwnerRequest { memory_bytes: LIMIT, vms: None, limits: None };
+        options.projects = vec![("shop".to_owned(), ProjectRequest { owner, organisation: None })];
+        options.vms[0].1.project = Some("shop".to_owned());
         // A VM outside of the project, and without a quota, would get no place beside the project's.
         options.vms[1].1.memory_bytes = Some(QUOTA);
-        options.arguments =
-            vec!["--config".to_owned(), configuration.path().to_str().context("UTF-8")?.to_owned()];
         Ok(())
     })?;
     for division in [[QUOTA, QUOTA / 2], [QUOTA / 2, QUOTA]] {

@@ -27,8 +27,6 @@ pub enum Code {
     MethodNotAllowed,
     /// The request changes a field that cannot be changed.
     ImmutableField,
-    /// The object is defined in the configuration file and can be changed only there.
-    Configured,
     /// Another object depends on this one, or has its number.
     InUse,
     /// The object is not fenced, drained or quarantined.

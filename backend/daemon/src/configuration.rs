@@ -11,8 +11,6 @@ use sluice_messages::{
 };
 use sluice_protocol::limits;
 
-use crate::spec::Ancestor;
-
 /// Session starts per second and VM in the long run, unless configured: each starts a process and its driver, for up to a
 /// second of processor time.
 const STARTS_PER_SECOND: u32 = 20;
@@ -161,8 +159,6 @@ struct File {
     share_unmeasured_between_organisations: bool,
     share_with_host_memory_access: bool,
     rebalance: Rebalance,
-    organisation: Vec<Ancestor>,
-    project: Vec<Ancestor>,
     vm_numbers: Option<NumberRange>,
     access: Vec<RoleAccess>,
     api: Option<PathBuf>,
@@ -332,8 +328,6 @@ pub struct Configuration {
     pub reserve: u64,
     /// Device memory of each VM that does not specify it.
     pub memory: ByteSize,
-    /// Projects and organisations with a limit, with unique ids.
-    pub ancestors: Vec<Ancestor>,
     /// Numbers for VMs.
     pub vm_numbers: NumberRange,
     /// Roles in the management API. Root and the user of this process may do everything.
@@ -429,7 +423,6 @@ impl Configuration {
         for access in &file.access {
             access.check()?;
         }
-        let ancestors = ancestors(&file.organisation, &file.project)?;
         let units = arguments.units.or(file.units);
         ensure!(units.unwrap_or(0) <= limits::DEVICES, "units can be {} at most", limits::DEVICES);
         let overcommit_permille = file.overcommit_permille.unwrap_or(NO_OVERCOMMITMENT);
@@ -488,7 +481,6 @@ impl Configuration {
             rebalance: file.rebalance,
             reserve: file.reserve.unwrap_or(RESERVE).0,
             memory: arguments.memory.or(file.memory).unwrap_or_default(),
-            ancestors,
             vm_numbers: arguments.vm_numbers.or(file.vm_numbers).unwrap_or(VM_NUMBERS),
             access: file.access,
             api: std::path::absolute(api)?,
@@ -548,35 +540,6 @@ fn is_library(path: &Path, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// The first duplicate number.
-fn first_twice(numbers: impl Iterator<Item = u32>) -> Option<u32> {
-    let mut numbers: Vec<u32> = numbers.collect();
-    numbers.sort_unstable();
-    numbers.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
-}
-
-/// Merges projects and organisations into one list, in which each number is unique.
-fn ancestors(organisations: &[Ancestor], projects: &[Ancestor]) -> Result<Vec<Ancestor>> {
-    let projects = projects.iter().map(|project| Ancestor { is_project: true, ..*project });
-    let all: Vec<Ancestor> = organisations.iter().copied().chain(projects.clone()).collect();
-    if let Some(twice) = first_twice(all.iter().map(|ancestor| ancestor.id)) {
-        bail!("two projects or organisations have the number {twice}");
-    }
-    for ancestor in &all {
-        ensure!(ancestor.id > 0, "a project or organisation cannot have the number 0");
-        ensure!(ancestor.memory.0 > 0, "the memory of project or organisation {} cannot be 0", ancestor.id);
-    }
-    ensure!(
-        organisations.iter().all(|organisation| organisation.organisation == 0),
-        "an organisation cannot belong to another organisation"
-    );
-    for Ancestor { id, organisation, .. } in projects {
-        let known = organisation == 0 || organisations.iter().any(|known| known.id == organisation);
-        ensure!(known, "project {id} belongs to organisation {organisation}, which does not exist");
-    }
-    Ok(all)
-}
-
 fn beside_this_program() -> Result<PathBuf> {
     let program = std::env::current_exe().context("cannot find the path of this program")?;
     Ok(program.parent().context("this program has no directory")?.to_owned())
@@ -601,6 +564,8 @@ mod tests {
             "memory = -1",
             "driverr = \"x\"",
             "[[vm]]\nid = 1",
+            "[[organisation]]\nid = 1\nmemory = 5",
+            "[[project]]\nid = 1\nmemory = 5",
             "worker-uids = \"0:1\"",
         ] {
             assert!(toml::from_str::<File>(bad).is_err(), "{bad:?} is accepted");
@@ -621,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictory_organisations_and_projects_are_refused() {
+    fn number_out_of_its_range_is_refused() {
         let load = |text: &str| {
             let directory = tempfile::tempdir().expect("a directory");
             let path = directory.path().join("sluiced.toml");
@@ -629,17 +594,9 @@ mod tests {
             std::fs::write(&path, text).expect("written");
             Configuration::load(Arguments { config: Some(path), ..Arguments::default() })
         };
-        let tree = "[[organisation]]\nid = 1\nmemory = \"8GiB\"\n\
-                    [[project]]\nid = 2\norganisation = 1\nmemory = \"4GiB\"\n";
-        assert_eq!(load(tree).expect("a configuration").ancestors.len(), 2);
-        for bad in [
-            format!("{tree}[[project]]\nid = 1\nmemory = 5\n"),
-            format!("{tree}[[project]]\nid = 3\norganisation = 9\nmemory = 5\n"),
-            format!("{tree}[[project]]\nid = 3\nmemory = 0\n"),
-            "units = 17\n".to_owned(),
-            "overcommit-permille = 0\n".to_owned(),
-        ] {
-            assert!(load(&bad).is_err(), "{bad:?} is accepted");
+        load("units = 16\n").expect("a configuration");
+        for bad in ["units = 17\n", "overcommit-permille = 0\n"] {
+            assert!(load(bad).is_err(), "{bad:?} is accepted");
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
 use sluice_api::{
     ByteSize,
     v1::{self, MemoryShare, Priority, Rules},
@@ -34,22 +33,6 @@ pub(crate) struct VmSpec {
     pub(crate) rules: Rules,
     /// Creation time, in seconds since 1970.
     pub(crate) created: u64,
-}
-
-/// A project or an organisation, with the memory limit of all its VMs together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Ancestor {
-    /// A number that no other project or organisation has.
-    pub id: u32,
-    /// The organisation of a project.
-    #[serde(default)]
-    pub organisation: u32,
-    /// Bytes of device memory of all its VMs on all units.
-    pub memory: ByteSize,
-    /// True for a project, false for an organisation.
-    #[serde(skip)]
-    pub is_project: bool,
 }
 
 /// The time share of a VM in the form that arbiters receive.

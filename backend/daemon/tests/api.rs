@@ -361,7 +361,6 @@ fn invalid_request_is_refused_with_the_reason() {
         ),
         ("PUT", "/v1/projects/web", Some(json!({ "memory_bytes": 32 << 20 })), (409, "immutable-field")),
         ("DELETE", "/v1/organisations/acme", None, (409, "in-use")),
-        ("PUT", "/v1/organisations/12", Some(json!({ "memory_bytes": 1 << 30 })), (409, "contradiction")),
         ("POST", "/v1/vms/7/readmit", None, (409, "not-fenced")),
         ("POST", "/v1/units/0/readmit", None, (409, "not-fenced")),
         ("POST", "/v1/units/9/readmit", None, (404, "not-found")),

@@ -8,7 +8,7 @@ use std::{
 
 use crate::common::{Daemon, DaemonBuilder, Place, children, descriptors, direct_on, is_made_ahead, pid_of};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sluice_api::v1::VmRequest;
 use sluice_kit::{
     processes::{end_supervised, is_alive, signal, wait_gone, watch},
@@ -498,19 +498,21 @@ fn hanging_inventory_is_replaced() {
 #[test]
 fn unit_gets_memory_of_a_project_that_another_does_not_use() {
     let place = Place::new();
-    let configuration = "units = 2\n[[project]]\nid = 5\nmemory = \"64MiB\"\n";
-    let daemon = builder(&place).configuration(configuration).supervised();
-    place.make(1, &VmRequest { project: Some("5".to_owned()), ..direct_on([0, 1]) });
+    let daemon = builder(&place).units(2).supervised();
+    let made = place.api("PUT", "/v1/projects/shop", Some(&json!({ "memory_bytes": 64 << 20 })));
+    assert_eq!(made.status, 201, "{made:?}");
+    let project = made.body["number"].as_u64().expect("a number");
+    place.make(1, &VmRequest { project: Some("shop".to_owned()), ..direct_on([0, 1]) });
     place.front(1).open(1);
     let says = |unit: u32, bytes: u64| {
-        let line = format!("Escrow {{ ancestor: 5, bytes: {bytes} }}");
+        let line = format!("Escrow {{ ancestor: {project}, bytes: {bytes} }}");
         told_until(&place, unit, |told| told.contains(&line));
     };
     says(0, 32 << 20);
     // Half of the part of unit 1 is lent or used by the driver for the project: only the other half can move.
     place.tell("unit-1", &format!("has 1 {} 0", 12 << 20));
     place.tell("unit-1", &format!("driver 1 {}", 4 << 20));
-    place.tell("unit-0", &format!("want 5 {}", 64 << 20));
+    place.tell("unit-0", &format!("want {project} {}", 64 << 20));
     says(1, 16 << 20);
     says(0, 48 << 20);
     daemon.end();

@@ -55,8 +55,6 @@ pub struct Owner {
     pub id: String,
     /// Number of the organisation or project in processes and logs.
     pub number: u32,
-    /// True if the configuration file defines it. It can then be changed only there.
-    pub configured: bool,
     /// Quota of device memory for all its VMs together, in bytes.
     pub memory_bytes: u64,
     /// Device memory lent to its VMs in bytes, at most a second old.

@@ -96,7 +96,6 @@ pub(crate) const fn status(code: Code) -> StatusCode {
         Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         Code::Contradiction
         | Code::ImmutableField
-        | Code::Configured
         | Code::InUse
         | Code::NotFenced
         | Code::FenceUnderway

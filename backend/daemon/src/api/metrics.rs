@@ -526,9 +526,8 @@ impl Registry {
         shown.gauge("sluice_fences", None, "VMs, by step of their fence", by("step", steps));
         shown.gauge("sluice_vm_unclean", None, "1 if the fenced VM is quarantined and not clean", fenced);
         let objects = self.checkpoint.objects();
-        let known = self.configured.organisations.iter().chain(objects.organisations.iter());
         let (mut limits, mut lents) = (Vec::new(), Vec::new());
-        for (id, organisation) in known {
+        for (id, organisation) in &objects.organisations {
             let labels = label("organisation", id.clone());
             limits.push((labels.clone(), number(organisation.memory)));
             lents.push((labels, number(organisations.get(id).copied().unwrap_or(0))));

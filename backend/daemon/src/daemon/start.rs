@@ -36,7 +36,7 @@ use crate::{
     records::{
         audit_log::AuditLog,
         journal::Journal,
-        state::{adoption::Adoption, checkpoint::Checkpoint, objects::Objects},
+        state::{adoption::Adoption, checkpoint::Checkpoint},
         unit_event::UnitEventSender,
         usage::UsageRecords,
     },
@@ -128,7 +128,6 @@ impl Daemon {
             audit_log: records.audit_log,
             event_sender,
             ready: Cell::new(false),
-            configured: records.configured,
             begun: RefCell::default(),
             balance: Balance::default(),
             changing: PriorityLock::default(),
@@ -211,7 +210,6 @@ impl Listeners {
 /// Everything that outlives a request, on disk.
 struct Records {
     checkpoint: Rc<Checkpoint>,
-    configured: Objects,
     usage: Rc<UsageRecords>,
     audit_log: AuditLog,
     journal: Arc<Journal>,
@@ -221,8 +219,7 @@ impl Records {
     fn open(configuration: &Configuration) -> Result<Self> {
         make_directory(&configuration.state_dir)?;
         let checkpoint = Rc::new(Checkpoint::open(&configuration.state_dir)?);
-        let configured = Objects::configured(configuration);
-        let (vms, projects) = registry::identities(&[&configured, &*checkpoint.objects()]);
+        let (vms, projects) = registry::identities(&checkpoint.objects());
         let usage = Rc::new(UsageRecords::open(&configuration.state_dir, &vms, &projects)?);
         make_directory(&configuration.log_directory)?;
         let audit_log = AuditLog::open(&configuration.log_directory, configuration.audit_log_size)
@@ -238,7 +235,7 @@ impl Records {
         if let Some(changed) = checkpoint.changed_meaning() {
             journal.note("state-changed-meaning", None, changed);
         }
-        Ok(Self { checkpoint, configured, usage, audit_log, journal })
+        Ok(Self { checkpoint, usage, audit_log, journal })
     }
 }
 

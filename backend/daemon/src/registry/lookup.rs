@@ -39,11 +39,8 @@ impl Registry {
     /// The memory limits of projects and organisations, by number.
     pub(crate) fn limits(&self) -> Vec<(u32, u64)> {
         let objects = self.checkpoint.objects();
-        let all = [&self.configured.organisations, &self.configured.projects];
-        let all = all.into_iter().chain([&objects.organisations, &objects.projects]);
-        all.flat_map(|ancestors| ancestors.values())
-            .map(|ancestor| (ancestor.number, ancestor.memory))
-            .collect()
+        let all = objects.organisations.values().chain(objects.projects.values());
+        all.map(|ancestor| (ancestor.number, ancestor.memory)).collect()
     }
 
     /// Finds a VM by its name on this host.
@@ -100,14 +97,12 @@ impl Registry {
 
     /// Finds an organisation.
     pub(crate) fn organisation(&self, id: &str) -> Option<Ancestor> {
-        let configured = self.configured.organisations.get(id).cloned();
-        configured.or_else(|| self.checkpoint.objects().organisations.get(id).cloned())
+        self.checkpoint.objects().organisations.get(id).cloned()
     }
 
     /// Finds a project.
     pub(crate) fn project(&self, id: &str) -> Option<Ancestor> {
-        let configured = self.configured.projects.get(id).cloned();
-        configured.or_else(|| self.checkpoint.objects().projects.get(id).cloned())
+        self.checkpoint.objects().projects.get(id).cloned()
     }
 
     /// A VM in the form that units and launcher use, with the numbers of its project and organisation.

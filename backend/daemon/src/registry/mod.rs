@@ -66,8 +66,6 @@ pub(crate) struct Registry {
     pub(crate) event_sender: UnitEventSender,
     /// True once every VM that existed at the start has its device or cannot have one.
     pub(crate) ready: Cell<bool>,
-    /// The projects and organisations of the configuration file.
-    pub(crate) configured: Objects,
     /// By VM: the number of its sessions that are already in its usage.
     pub(crate) begun: RefCell<BTreeMap<u32, u64>>,
     /// The load of units.
@@ -185,7 +183,7 @@ impl Registry {
 }
 
 /// All VMs and projects, in the form under which their usage is kept.
-pub(crate) fn identities(all: &[&Objects]) -> (Vec<VmIdentity>, Vec<ProjectIdentity>) {
+pub(crate) fn identities(objects: &Objects) -> (Vec<VmIdentity>, Vec<ProjectIdentity>) {
     let vm = |(name, vm): (&String, &VmObject)| VmIdentity {
         name: name.clone(),
         organisation: vm.organisation.clone(),
@@ -198,6 +196,5 @@ pub(crate) fn identities(all: &[&Objects]) -> (Vec<VmIdentity>, Vec<ProjectIdent
         organisation: project.organisation.clone(),
         number: Some(project.number),
     };
-    let vms = all.iter().flat_map(|objects| objects.vms.iter().map(vm)).collect();
-    (vms, all.iter().flat_map(|objects| objects.projects.iter().map(project)).collect())
+    (objects.vms.iter().map(vm).collect(), objects.projects.iter().map(project).collect())
 }

@@ -9,8 +9,6 @@ use crate::{
     records::unit_event::UnitEvent,
 };
 
-/// Organisations and projects that clients create have numbers greater than this.
-const ANCESTORS: u32 = 1 << 20;
 /// Maximum number of organisations, of projects and of sizes, each.
 const OBJECTS: usize = 10_000;
 
@@ -62,13 +60,6 @@ impl Registry {
             let all = if kind == "project" { &objects.projects } else { &objects.organisations };
             (all.get(id).cloned(), all.len())
         };
-        if of(&self.configured).0.is_some() {
-            return Err(configured_error(kind, id));
-        }
-        if id.bytes().all(|byte| byte.is_ascii_digit()) {
-            let message = format!("{kind} {id}: a name of digits is reserved for the configuration file");
-            return Err(Error::contradiction(message));
-        }
         let (before, count) = of(&self.checkpoint.objects());
         match &before {
             Some(before) => {
@@ -145,9 +136,6 @@ impl Registry {
                 objects.organisations.get(id).cloned()
             }
         };
-        if all(&self.configured).is_some() {
-            return Err(configured_error(kind, id));
-        }
         let before = all(&self.checkpoint.objects());
         let Some(before) = before else { return Ok(()) };
         {
@@ -207,12 +195,6 @@ impl Registry {
     }
 
     fn ancestor_number(&self) -> u32 {
-        let objects = self.checkpoint.objects();
-        let configured = self.configuration.ancestors.iter().map(|ancestor| ancestor.id).max().unwrap_or(0);
-        objects.last_ancestor.max(ANCESTORS).max(configured).saturating_add(1)
+        self.checkpoint.objects().last_ancestor.saturating_add(1)
     }
-}
-
-fn configured_error(kind: &str, id: &str) -> Error {
-    Error::new(Code::Configured, format!("{kind} {id} is set in the configuration file; change it there"))
 }

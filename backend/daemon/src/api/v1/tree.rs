@@ -83,11 +83,10 @@ impl Registry {
             .sum()
     }
 
-    fn show_owner(&self, id: &str, found: Ancestor, configured: bool) -> Owner {
+    fn show_owner(&self, id: &str, found: Ancestor) -> Owner {
         Owner {
             id: id.to_owned(),
             number: found.number,
-            configured,
             memory_bytes: found.memory,
             lent_bytes: self.lent(found.number),
             vms: found.vms,
@@ -98,8 +97,7 @@ impl Registry {
     fn show_organisation(&self, caller: &Caller, id: &str) -> Result<Organisation, Error> {
         caller.may_see(Some(id), None)?;
         let found = self.organisation(id).ok_or_else(|| Error::not_found("organisation", id))?;
-        let configured = self.configured.organisations.contains_key(id);
-        Ok(Organisation { owner: self.show_owner(id, found, configured) })
+        Ok(Organisation { owner: self.show_owner(id, found) })
     }
 
     fn show_project(&self, caller: &Caller, id: &str) -> Result<Project, Error> {
@@ -107,8 +105,7 @@ impl Registry {
         let organisation = found.as_ref().and_then(|found| found.organisation.clone());
         caller.may_see(organisation.as_deref(), Some(id))?;
         let found = found.ok_or_else(|| Error::not_found("project", id))?;
-        let configured = self.configured.projects.contains_key(id);
-        Ok(Project { owner: self.show_owner(id, found, configured), organisation })
+        Ok(Project { owner: self.show_owner(id, found), organisation })
     }
 }
 
@@ -120,9 +117,9 @@ pub(crate) async fn list_organisations(
     caller: Caller,
 ) -> Result<Json<Organisations>, RequestRefusal> {
     let list = move |registry: Rc<Registry>| async move {
-        let made: Vec<_> = registry.checkpoint.objects().organisations.keys().cloned().collect();
-        let names = registry.configured.organisations.keys().cloned().chain(made);
-        let organisations = names.filter_map(|id| registry.show_organisation(&caller, &id).ok()).collect();
+        let names: Vec<_> = registry.checkpoint.objects().organisations.keys().cloned().collect();
+        let organisations =
+            names.iter().filter_map(|id| registry.show_organisation(&caller, id).ok()).collect();
         Ok(Organisations { organisations })
     };
     api.mailbox.call(list).await.map(Json)
@@ -183,9 +180,8 @@ pub(crate) async fn list_projects(
     caller: Caller,
 ) -> Result<Json<Projects>, RequestRefusal> {
     let list = move |registry: Rc<Registry>| async move {
-        let made: Vec<_> = registry.checkpoint.objects().projects.keys().cloned().collect();
-        let names = registry.configured.projects.keys().cloned().chain(made);
-        let projects = names.filter_map(|id| registry.show_project(&caller, &id).ok()).collect();
+        let names: Vec<_> = registry.checkpoint.objects().projects.keys().cloned().collect();
+        let projects = names.iter().filter_map(|id| registry.show_project(&caller, id).ok()).collect();
         Ok(Projects { projects })
     };
     api.mailbox.call(list).await.map(Json)

@@ -14,7 +14,7 @@ use sluice_api::{
 };
 use sluice_placement::{Highest, Request, UnitId, UnitRecord};
 
-use crate::{configuration::Configuration, spec::VmSpec};
+use crate::spec::VmSpec;
 
 /// Limit of VMs of one owner, if no number is set.
 const VMS_PER_OWNER: u32 = 16;
@@ -217,24 +217,6 @@ impl Default for TenantLimits {
 }
 
 impl Objects {
-    /// The projects and organisations of the configuration file. Their names are numbers.
-    pub(crate) fn configured(configuration: &Configuration) -> Objects {
-        let name = |number: u32| (number > 0).then(|| number.to_string());
-        let mut objects = Objects::default();
-        for ancestor in &configuration.ancestors {
-            let object = Ancestor {
-                number: ancestor.id,
-                organisation: name(ancestor.organisation),
-                memory: ancestor.memory.0,
-                vms: None,
-                limits: None,
-            };
-            let all = if ancestor.is_project { &mut objects.projects } else { &mut objects.organisations };
-            all.insert(ancestor.id.to_string(), object);
-        }
-        objects
-    }
-
     /// Converts the state of an older version: names of VMs become those on their host, where organisations shared one namespace,
     /// and drains of VMs of the configuration file end.
     pub(crate) fn scoped(mut self) -> Self {
