@@ -83,6 +83,8 @@ pub(crate) struct Package {
     pub name: String,
     /// Relative to the root of the tree.
     pub folder: PathBuf,
+    /// Names in code of its libraries and programs.
+    pub targets: Vec<String>,
     pub dependencies: Vec<Dependency>,
     /// Names in code of dependencies that only enable features: `for-features` of its `package.metadata.sluice`.
     pub for_features: Vec<String>,
@@ -115,20 +117,6 @@ impl Package {
         Ok(packages)
     }
 
-    /// True if it has tests whose full names begin so, with the name of its crate or of a file of its integration tests.
-    pub(crate) fn has_tests_of(&self, start: &str) -> bool {
-        let tests = paths::workspace().join(&self.folder).join("tests");
-        // Joining an empty name would give the folder itself.
-        let is_file =
-            !start.is_empty() && (tests.join(start).is_dir() || tests.join(format!("{start}.rs")).is_file());
-        is_file || self.is_crate(start)
-    }
-
-    /// True if this is the name of its crate.
-    pub(crate) fn is_crate(&self, name: &str) -> bool {
-        self.name.replace('-', "_") == name
-    }
-
     fn described(root: &Path, package: &Value) -> Option<Self> {
         let in_code = |name: &str| name.replace('-', "_");
         let inside = |path: &str| Some(Path::new(path).strip_prefix(root).ok()?.to_owned());
@@ -143,6 +131,12 @@ impl Package {
         Some(Self {
             name: package["name"].as_str()?.to_owned(),
             folder: inside(package["manifest_path"].as_str()?)?.parent()?.to_owned(),
+            targets: package["targets"]
+                .as_array()?
+                .iter()
+                .filter(|target| target["kind"][0] != "test")
+                .filter_map(|target| Some(in_code(target["name"].as_str()?)))
+                .collect(),
             dependencies: package["dependencies"]
                 .as_array()?
                 .iter()
@@ -233,13 +227,14 @@ mod tests {
 
     #[test]
     fn package_is_read_from_cargos_description() {
-        let described = json!({"name": "a-b", "manifest_path": "/w/a/b/Cargo.toml", "dependencies": [
+        let described = json!({"name": "a-b", "manifest_path": "/w/a/b/Cargo.toml", "targets": [
+            {"name": "a-b", "kind": ["lib"]}, {"name": "main", "kind": ["test"]}], "dependencies": [
             {"name": "one-c", "rename": null, "kind": null, "path": "/w/one"},
             {"name": "two", "rename": "second", "kind": "dev"},
         ], "metadata": {"sluice": {"for-features": ["one-c"]}}});
         let package = Package::described(Path::new("/w"), &described).unwrap();
         assert_eq!(package.folder, Path::new("a/b"));
-        assert!(package.has_tests_of("a_b") && !package.has_tests_of(""));
+        assert_eq!(package.targets, ["a_b"]);
         let dependency = |index: usize| {
             let Dependency { name, folder, for_tests } = &package.dependencies[index];
             (name.as_str(), folder.as_deref(), *for_tests)
@@ -250,6 +245,7 @@ mod tests {
         let outer = Package {
             name: "a".into(),
             folder: "a".into(),
+            targets: Vec::new(),
             dependencies: Vec::new(),
             for_features: Vec::new(),
         };

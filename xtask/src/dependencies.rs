@@ -109,6 +109,7 @@ mod tests {
         Package {
             name: folder.into(),
             folder: folder.into(),
+            targets: Vec::new(),
             dependencies: names.iter().map(dependency).collect(),
             for_features: vec!["only_for_features".to_owned()],
         }

@@ -474,6 +474,7 @@ mod tests {
             Package {
                 name: folder.into(),
                 folder: folder.into(),
+                targets: Vec::new(),
                 for_features: Vec::new(),
                 dependencies: imports.iter().map(dependency).collect(),
             }

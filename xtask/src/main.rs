@@ -13,6 +13,7 @@ mod coverage;
 mod demo;
 mod dependencies;
 mod docs;
+mod filter;
 mod fuzz;
 mod hardware;
 mod imports;

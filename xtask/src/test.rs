@@ -17,7 +17,8 @@ use crate::leftovers::{GRACE, Leftovers};
 use crate::record::{Machine, Record, RecordVerdict, TestResult, record_file};
 use crate::runner::{self, Group, Marks, Plan};
 use crate::{
-    dependencies, docs, fuzz, imports, logs, nightly, promises, prose, setup, sources, spelling, type_names,
+    dependencies, docs, filter, fuzz, imports, logs, nightly, promises, prose, setup, sources, spelling,
+    type_names,
 };
 
 /// The newest version that the pinned compiler builds.
@@ -110,7 +111,7 @@ pub(crate) struct TestOptions {
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Stage>,
     /// Text that the full name (`crate::path::test`, `file::path::test`) of a test must contain. Without `--only`, the stage
-    /// `tests` alone runs then. Text that begins with a crate or a file builds the tests of that package only.
+    /// `tests` alone runs then, and builds the packages that have such tests.
     #[arg(long, default_value = "")]
     filter: String,
     /// Packages to test, instead of the whole workspace.
@@ -375,7 +376,16 @@ fn spelling() -> TestResult {
 /// Everything is built for release: the tests run the code that ships, and it is built once. Only its dependencies have a few more
 /// features then, which tests of some crate enable.
 fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResult>> {
-    if !options.skip_setup {
+    let all = Package::all()?;
+    for name in &options.package {
+        ensure!(all.iter().any(|package| package.name == *name), "there is no package {name}");
+    }
+    let mut chosen = filter::packages(&options.filter, &all)?;
+    chosen.retain(|package| options.package.is_empty() || options.package.contains(&package.name));
+    if chosen.is_empty() {
+        return Ok(Vec::new());
+    }
+    if !options.skip_setup && chosen.iter().any(|package| package.of_system) {
         setup::prepare().context("setting up")?;
         match options.tier {
             Tier::Ci => clients::prepare(),
@@ -389,24 +399,19 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
             }
         }
     }
-    let start = options.filter.split("::").next().unwrap_or_default();
-    let mut matching = Package::all()?;
-    matching.retain(|package| package.has_tests_of(start));
-    // Whole-system tests of any package run programs of all others; unit tests of the parts of Sluice run none.
-    let units =
-        matching.iter().any(|package| package.is_crate(start) && !package.folder.starts_with("tests"));
-    if options.package.is_empty() && matching.is_empty() {
+    if options.builds_all() {
         // With the tests, because they enable other features of dependencies: otherwise most of those are compiled twice.
         run_visibly(cargo().args(["build", "--release", "--workspace", "--all-targets"]))?;
-    } else if !units {
+    } else if chosen.iter().any(|package| !package.is_units) {
+        // Integration tests of any package run programs of others.
         build_release()?;
     }
     let mut build = cargo();
     build.args(["test", "--release"]);
-    if options.package.is_empty() && !matching.is_empty() {
-        build.args(matching.iter().map(|package| format!("--package={}", package.name)));
-    } else {
+    if options.builds_all() {
         build.args(options.packages());
+    } else {
+        build.args(chosen.iter().map(|package| format!("--package={}", package.name)));
     }
     let binaries = build_tests(&mut build)?;
     let ahead = Ahead::start(builds_ahead(options)?);
