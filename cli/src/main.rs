@@ -1,7 +1,7 @@
 //! `sluice`, the command line: runs programs of this host through Sluice, serves a VM, shows the state of sluiced.
 //!
 //! `run` and `host` start the real, separate processes and supervise them ([`backend`]); they must never do the work of those
-//! processes. Each other command is a client of a running sluiced, by its management API ([`api`]) and nothing else.
+//! processes. `doctor` also examines the host. Each other command is a client of a running sluiced, by its management API ([`api`]) and nothing else.
 
 mod api;
 mod backend;

@@ -1,8 +1,9 @@
 //! The contract between guest and host.
 //!
-//! Everything that crosses from a guest into the backend is defined here and only here: the call table ([`calls`]), the records
-//! that carry calls ([`record`]), the ring they travel in ([`ring`]), the session page around it ([`session`]), sleep without a
-//! lost wake-up ([`park`]), the virtio-gpu commands ([`gpu`]), the doorbell payloads inside them ([`doorbell`]), the frames for
+//! Everything that crosses from a guest into the backend is defined here and only here: the call table ([`calls`]) with its kinds of
+//! parameters ([`field`], [`handle`], [`image`] for textures and surfaces, [`resources`] for green contexts), the records
+//! that carry calls ([`record`]), the ring they travel in ([`ring`]), the answers ([`reply`]), the session page around both
+//! ([`session`]), the view of shared memory that all of these use ([`shared`]), sleep without a lost wake-up ([`park`]), the virtio-gpu commands ([`gpu`]), the doorbell payloads inside them ([`doorbell`]), the frames for
 //! guests that share no memory ([`stream`], and the memory that they carry: [`staged`]), the plans of graphs ([`graph`]), the report of a
 //! compilation ([`jit`]) and every bound on a guest's requests ([`limits`]).
 //!

@@ -25,8 +25,7 @@
 //! place of a fault, the reason for a refused image, the name of an unsupported call.
 //!
 //! All processes share a device: they exchange memory as descriptors of the virtual-memory API or by IPC names, find the content
-//! that earlier owners left, and share the processor. Each context takes memory for itself. Conditional nodes of graphs are not
-//! supported; their calls and attributes report that.
+//! that earlier owners left, and share the processor. Each context takes memory for itself.
 //!
 //! The driver opens its files in `cuInit`; later it opens files only to export memory or to load a module from a file. Its
 //! threads start when the first work arrives, with all signals blocked. It releases nothing at exit: the device takes back a

@@ -1,5 +1,8 @@
-//! The played peers and the waits of tests, each once. The tests of a crate and of the whole system use it; no product does.
-//! A wrong answer of a real peer is a panic, which fails the test.
+//! The parts that tests of several crates share: fake peers ([`guest`], [`front_end`], [`service_manager`]), processes and waits for
+//! them ([`processes`], [`wait`]), counted work with its budgets ([`counts`], [`trace`], [`figures`],
+//! [`budgets`]), and the expected results of a hostile program ([`escape`]).
+//!
+//! The tests of a crate and of the whole system call it; no product does. A wrong answer of a real peer is a panic, which fails the test.
 
 #![allow(missing_docs, clippy::cast_possible_truncation, reason = "only tests use it, with small numbers")]
 

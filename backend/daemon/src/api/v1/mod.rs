@@ -1,6 +1,7 @@
-//! Version 1 of the API: requests and answers.
+//! Version 1 of the API: its routes, one function for each.
 //!
-//! Fields may be added. They are never removed or given another meaning; such a change makes another version.
+//! A route parses a request, calls the registry, and converts between the types of the API (`sluice_api::v1`) and those of the
+//! daemon. It decides nothing.
 
 pub(crate) mod capacity;
 pub(crate) mod events;
