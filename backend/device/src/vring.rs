@@ -76,7 +76,14 @@ pub(crate) fn known(file: File) -> Arc<File> {
 /// Connections whose front-end has gone and which are not cleaned up yet. After the clean-up, an entry cannot be upgraded.
 #[must_use]
 pub fn left() -> Vec<Weak<File>> {
+    /// The filter bounds the number in one call.
+    const AT_ONCE: usize = 256;
     let pipes: Vec<Arc<File>> = lock(&PIPES).iter().filter_map(Weak::upgrade).collect();
+    pipes.chunks(AT_ONCE).flat_map(left_of).collect()
+}
+
+/// Those of a few connections whose front-end has gone.
+fn left_of(pipes: &[Arc<File>]) -> Vec<Weak<File>> {
     let mut polled: Vec<_> = pipes.iter().map(|pipe| PollFd::new(&**pipe, PollFlags::empty())).collect();
     if poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_err() {
         return Vec::new();

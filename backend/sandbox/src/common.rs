@@ -18,8 +18,23 @@ const THREAD: i32 = CLONE_VM
 const MAPPING: i32 =
     MAP_SHARED | MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK | MAP_FIXED_NOREPLACE;
 
+/// Flags of sent messages: none of bytes out of band, whose code in the kernel has been a way out of sandboxes.
+const SENDING: i32 = MSG_NOSIGNAL | MSG_DONTWAIT;
+
+/// Flags of received messages.
+const RECEIVING: i32 = MSG_CMSG_CLOEXEC | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL;
+
 /// Advice with which newer C libraries guard the stacks of threads; `libc` does not name it yet.
 const MADV_GUARD_INSTALL: i32 = 102;
+
+/// More descriptors than any process may have. The kernel refuses so many; the handler for refused calls has a set of signals checked by it.
+const IMPOSSIBLE: i32 = -1;
+
+/// Waiting for at most so many descriptors. Whoever sends to a socket wakes all that wait at its other end, in its own time, and each entry of each
+/// thread waits. So threads with thousands of entries would stop the process that sends.
+pub(crate) fn polling(most: u32) -> Rule {
+    Rule::at_most(SYS_ppoll, 1, most, "waiting for a few descriptors").or_is(1, IMPOSSIBLE)
+}
 
 /// Calls of every confined process.
 pub(crate) fn rules() -> Vec<Rule> {
@@ -28,8 +43,9 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_read, "eventfds, and messages of a stream socket"),
         Rule::any(SYS_write, "eventfds, the log on stderr, memfds"),
         Rule::any(SYS_close, "descriptors of ended sessions"),
-        Rule::any(SYS_recvmsg, "control messages with descriptors"),
-        Rule::null(SYS_sendto, 4, "control messages without descriptors, to the peer of the socket only"),
+        Rule::only(SYS_recvmsg, &[(2, RECEIVING)], "control messages with descriptors"),
+        Rule::null(SYS_sendto, 4, "control messages without descriptors, to the peer of the socket only")
+            .and_only(3, SENDING),
         Rule::any(SYS_fstat, "the type and the length of a descriptor's file"),
         // Waiting.
         Rule::any(SYS_ppoll, "waiting for a few descriptors"),
@@ -62,7 +78,14 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_sched_getaffinity, "the start of a thread: the bounds of its stack"),
         Rule::any(SYS_gettid, "the start of a thread, and its name in the log"),
         Rule::one_of(SYS_prctl, 0, &[PR_SET_NAME], "the name of a thread"),
-        Rule::any(SYS_futex, "contended locks, and the end of threads").rare(),
+        Rule::commands(
+            SYS_futex,
+            1,
+            &[FUTEX_WAIT, FUTEX_WAKE, FUTEX_WAIT_BITSET, FUTEX_WAKE_BITSET],
+            FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME,
+            "contended locks, and the end of threads",
+        )
+        .rare(),
         Rule::any(SYS_sched_yield, "contended locks").rare(),
         Rule::any(SYS_rt_sigreturn, "the end of a signal handler").rare(),
         Rule::any(
@@ -78,7 +101,7 @@ pub(crate) fn rules() -> Vec<Rule> {
 
 /// Messages with descriptors, for processes that pass some on.
 pub(crate) fn passing_on() -> Rule {
-    Rule::any(SYS_sendmsg, "control messages with descriptors")
+    Rule::only(SYS_sendmsg, &[(2, SENDING)], "control messages with descriptors")
 }
 
 /// An event loop.
@@ -107,9 +130,9 @@ pub(crate) fn memory_file(why: &'static str) -> Rule {
     Rule::only(SYS_memfd_create, &[(1, (MFD_CLOEXEC | MFD_ALLOW_SEALING).cast_signed())], why)
 }
 
-/// Killing the process of a descriptor.
+/// Killing the process of a descriptor, and no group of processes.
 pub(crate) fn killing(why: &'static str) -> Rule {
-    Rule::one_of(SYS_pidfd_send_signal, 1, &[SIGKILL], why)
+    Rule::exactly(SYS_pidfd_send_signal, &[&[(1, SIGKILL), (3, 0)]], why)
 }
 
 /// Settings of descriptors. Flags of the standard streams stay unchanged: they belong to the open file, which other processes may share.

@@ -10,6 +10,9 @@ use libc::*;
 /// The number of cachestat(2) on every architecture (`asm-generic/unistd.h`); `libc` does not name it yet.
 const SYS_CACHESTAT: c_long = 451;
 
+/// Most descriptors of a `ppoll`: the workers of all sessions that end, and a few.
+const POLLED: u32 = 1024;
+
 pub(crate) fn profile() -> FilterProfile {
     let mut ours =
         rules(&[SO_DOMAIN, SO_TYPE], "checking that the VMM's back channel and its display are sockets");
@@ -53,12 +56,13 @@ fn rules(options: &[i32], why: &'static str) -> Vec<Rule> {
     let queries: Vec<_> = options.iter().map(|option| [(1, SOL_SOCKET), (2, *option)]).collect();
     let queries: Vec<&[(u8, i32)]> = queries.iter().map(<[_; 2]>::as_slice).collect();
     let absent: Vec<_> = absent().iter().map(|rule| rule.call).collect();
-    // The C library sets its handler with the first thread, which starts before the filter; no handler returns.
-    let unused = [SYS_rt_sigaction, SYS_rt_sigreturn, SYS_clock_nanosleep];
+    // The C library sets its handler with the first thread, which starts before the filter; no handler returns. Its own rule for waiting follows.
+    let unused = [SYS_ppoll, SYS_rt_sigaction, SYS_rt_sigreturn, SYS_clock_nanosleep];
     let mut ours = common::rules();
     ours.retain(|rule| !absent.contains(&rule.call) && !unused.contains(&rule.call));
     ours.extend(common::events());
     ours.extend([
+        common::polling(POLLED),
         common::passing_on(),
         common::descriptors(&[F_GET_SEALS, F_ADD_SEALS]),
         Rule::only(SYS_accept4, &[(3, SOCK_CLOEXEC | SOCK_NONBLOCK)], "the VMM, or another process"),

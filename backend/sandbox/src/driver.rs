@@ -266,6 +266,13 @@ fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
             &[F_DUPFD_CLOEXEC, F_DUPFD, F_GETLK, F_SETLK, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW],
             "copies of descriptors, and locks of files",
         ),
+        Rule::commands(
+            SYS_futex,
+            1,
+            &[FUTEX_REQUEUE, FUTEX_CMP_REQUEUE, FUTEX_WAKE_OP],
+            FUTEX_PRIVATE_FLAG,
+            "condition variables of older C libraries",
+        ),
         Rule::any(SYS_open, "files of a driver"),
         Rule::any(SYS_stat, "files of a driver"),
         Rule::any(SYS_lstat, "files of a driver"),

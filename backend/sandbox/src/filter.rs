@@ -42,6 +42,8 @@ enum Test {
     Bits { mask: u64, value: u64 },
     /// The lower 32 bits differ from this value.
     Other(u32),
+    /// The lower 32 bits are this value or less.
+    AtMost(u32),
 }
 
 impl Condition {
@@ -78,6 +80,7 @@ impl Condition {
         match self.test {
             Test::Bits { mask, value } => argument & mask == value,
             Test::Other(value) => argument & LOWER != u64::from(value),
+            Test::AtMost(value) => argument & LOWER <= u64::from(value),
         }
     }
 
@@ -85,6 +88,7 @@ impl Condition {
         let (length, operator, value) = match self.test {
             Test::Bits { mask, value } => (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask), value),
             Test::Other(value) => (SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, u64::from(value)),
+            Test::AtMost(value) => (SeccompCmpArgLen::Dword, SeccompCmpOp::Le, u64::from(value)),
         };
         SeccompCondition::new(self.argument, length, operator, value)
     }
@@ -134,6 +138,35 @@ impl Rule {
     #[must_use]
     pub fn null(call: libc::c_long, argument: u8, why: &'static str) -> Rule {
         Rule::new(call, vec![vec![Condition::null(argument)]], why)
+    }
+
+    /// Matches the call if argument `argument` is this number or less; its lower 32 bits count.
+    #[must_use]
+    pub fn at_most(call: libc::c_long, argument: u8, most: u32, why: &'static str) -> Rule {
+        Rule::new(call, vec![vec![Condition { argument, test: Test::AtMost(most) }]], why)
+    }
+
+    /// Matches the call if argument `argument` is one of these values, without the bits of `flags`; its lower 32 bits count.
+    #[must_use]
+    pub fn commands(call: libc::c_long, argument: u8, values: &[i32], flags: i32, why: &'static str) -> Rule {
+        let mask = LOWER & !u64::from(flags.cast_unsigned());
+        let condition = |value: &i32| vec![Condition::bits(argument, mask, u64::from(value.cast_unsigned()))];
+        Rule::new(call, values.iter().map(condition).collect(), why)
+    }
+
+    /// Matches in one more case: argument `argument` is this value; its lower 32 bits count.
+    #[must_use]
+    pub fn or_is(mut self, argument: u8, value: i32) -> Rule {
+        self.conditions.push(vec![Condition::is(argument, value)]);
+        self
+    }
+
+    /// Requires, too, that argument `argument` has no other bits than these; its lower 32 bits count.
+    #[must_use]
+    pub fn and_only(mut self, argument: u8, bits: i32) -> Rule {
+        let mask = LOWER & !u64::from(bits.cast_unsigned());
+        self.conditions.iter_mut().for_each(|all| all.push(Condition::bits(argument, mask, 0)));
+        self
     }
 
     /// Matches `prlimit64` of the process itself, without a new limit.

@@ -18,10 +18,15 @@ const IS_TERMINAL: i32 = 0x5401;
 /// `SECCOMP_FILTER_FLAG_TSYNC`, which `libc` declares with another width.
 const EVERY_THREAD: i32 = 1;
 
+/// Most descriptors of a `ppoll`: a socket for each of a VM's GPUs, and a few.
+const POLLED: u32 = 32;
+
 /// Calls of the worker itself, at any time.
 fn ours() -> Vec<Rule> {
     let mut rules = common::rules();
+    rules.retain(|rule| rule.call != SYS_ppoll);
     rules.extend([
+        common::polling(POLLED),
         common::descriptors(&[]),
         common::wake_ups(),
         Rule::any(SYS_pread64, "page lists of the guest's memory"),

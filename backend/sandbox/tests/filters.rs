@@ -124,6 +124,7 @@ const HUGE: i64 = libc::MAP_HUGETLB as i64;
 const READ_EXECUTE: i64 = (libc::PROT_READ | libc::PROT_EXEC) as i64;
 const NEW_USER: i64 = libc::CLONE_NEWUSER as i64;
 const THREAD: i64 = 0x003d_0f00;
+const OUT_OF_BAND: i64 = libc::MSG_OOB as i64;
 const PACKETS: i64 = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as i64;
 
 /// The results of forbidden and of a few permitted calls: `k` killed, `p` EPERM, `n` ENOSYS, `e` ENOENT, `.` the kernel's own answer, which is
@@ -153,6 +154,7 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
     ("real-time scheduling",    on(libc::SYS_sched_setscheduler, [0, 1]),                   "kkk kkk ppp ."),
     ("own scheduling",          on(libc::SYS_sched_setscheduler, [0, 3]),                   "kkk kkk ... ."),
     ("another's priority",      on(libc::SYS_setpriority, [0, i32::MAX as i64]),            "kkk kkk ppp ."),
+    ("SIGKILL to a group",      (libc::SYS_pidfd_send_signal, [-1, 9, 0, 4, 0, 0]),         "kkk kkk ppp ."),
     // Programs and processes.
     ("execve",                  on(libc::SYS_execve, [0, 0]),                               "kkk kkk kkk ."),
     ("execveat",                on(libc::SYS_execveat, [-1, 0]),                            "kkk kkk kkk ."),
@@ -193,6 +195,12 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
     ("sendto its peer",         (libc::SYS_sendto, [-1, 0, 0, 0, 0, 0]),                    "... ... ... ."),
     ("sendto an address",       (libc::SYS_sendto, [-1, 0, 0, 0, 1 << 32, 0]),              "kkk kkk ppp ."),
     ("dup2 over a socket",      on(libc::SYS_dup2, [-1, 3]),                                "kkk kkk ppp ."),
+    ("recvmsg, out of band",    (libc::SYS_recvmsg, [-1, 0, OUT_OF_BAND, 0, 0, 0]),         "kkk kkk ppp ."),
+    ("sendmsg, out of band",    (libc::SYS_sendmsg, [-1, 0, OUT_OF_BAND, 0, 0, 0]),         "kkk kkk ppp ."),
+    ("sendto, out of band",     (libc::SYS_sendto, [-1, 0, 0, OUT_OF_BAND, 0, 0]),          "kkk kkk ppp ."),
+    ("poll of a crowd",         on(libc::SYS_ppoll, [8, 33]),                               "..k k.. p.. ."),
+    ("poll of a large crowd",   on(libc::SYS_ppoll, [8, 1025]),                             "kkk k.. p.. ."),
+    ("poll of a few",           on(libc::SYS_ppoll, [8, 32]),                               "... ... ... ."),
     ("owner of signals",        on(libc::SYS_fcntl, [-1, libc::F_SETOWN as i64]),           "kkk kkk ppp ."),
     // Requests to devices. The upper half of a request does not count.
     ("KVM_CREATE_VM",           request(0xae01),                                            "kkk kkk ppp ."),
@@ -221,6 +229,8 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
     ("memfd of huge pages",     on(libc::SYS_memfd_create, [0, libc::MFD_HUGETLB as i64]),  "kkk kkk ppp ."),
     ("mlockall",                on(libc::SYS_mlockall, [-1, 0]),                            "kkk kkk ppp ."),
     ("userfaultfd",             on(libc::SYS_userfaultfd, [-1, 0]),                         "kkk kkk kkk k"),
+    ("futex of priorities",     on(libc::SYS_futex, [0, libc::FUTEX_LOCK_PI as i64]),       "kkk kkk ppp ."),
+    ("futex of its own",        on(libc::SYS_futex, [8, libc::FUTEX_WAIT_BITSET as i64]),   "... ... ... ."),
     // The kernel, and the filter itself.
     ("io_uring_setup",          on(libc::SYS_io_uring_setup, [0, 0]),                       "kkk kkk kkk k"),
     ("io_uring_enter",          on(libc::SYS_io_uring_enter, [-1, 0]),                      "kkk kkk kkk k"),
@@ -238,6 +248,7 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
 // Promise: F5
 // Promise: F110
 // Promise: F111
+// Promise: F113
 #[test]
 fn each_attempt_under_each_role_ends_as_the_table_says() {
     let columns: std::collections::BTreeSet<usize> = Role::all().into_iter().map(column).collect();
