@@ -8,7 +8,11 @@ use std::{
 };
 
 use rustix::{
-    event::epoll::{self, EventData, EventFlags},
+    event::{
+        PollFd, PollFlags,
+        epoll::{self, EventData, EventFlags},
+        poll,
+    },
     fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
     process::{WaitId, WaitIdOptions},
@@ -212,12 +216,20 @@ impl Drop for Launcher {
     }
 }
 
-/// Kills a child and waits until it is gone.
+/// Kills a child and waits until it is gone. A device has the open file, too, and can make it one for which the kernel does not wait.
 pub(super) fn end(process: u32, pidfd: BorrowedFd<'_>) {
     kill(pidfd);
-    let wait = || rustix::process::waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED);
-    if let Err(error) = rustix::io::retry_on_intr(wait) {
-        tracing::error!(process, %error, "cannot wait for a child");
+    let gone = || -> Result<bool, Errno> {
+        poll(&mut [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)], None)?;
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        Ok(rustix::process::waitid(WaitId::PidFd(pidfd), options)?.is_some())
+    };
+    loop {
+        match gone() {
+            Ok(true) => return,
+            Ok(false) | Err(Errno::INTR) => {}
+            Err(error) => return tracing::error!(process, %error, "cannot wait for a child"),
+        }
     }
 }
 
@@ -231,4 +243,30 @@ pub(super) fn processes() -> impl Iterator<Item = u32> {
 fn uid_of(process: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::{
+        fs::{OFlags, fcntl_setfl},
+        process::{Pid, PidfdFlags, pidfd_open},
+    };
+
+    // Promise: F7
+    #[test]
+    #[cfg(not(miri))]
+    fn child_is_gone_also_if_a_device_lets_the_kernel_not_wait_for_it() {
+        for _ in 0..20 {
+            let child = std::process::Command::new("sleep").arg("60").spawn().expect("a child");
+            let number = child.id();
+            let pid = Pid::from_child(&child);
+            let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("a pidfd");
+            // A device has the same open file.
+            fcntl_setfl(&pidfd, OFlags::NONBLOCK).expect("set");
+            end(number, pidfd.as_fd());
+            let again = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
+            assert_eq!(again.err(), Some(Errno::CHILD), "it was not waited for");
+        }
+    }
 }
