@@ -70,6 +70,7 @@ use confinement::Needs;
 pub use error::LauncherError;
 use files::DriverFiles;
 use limits::{ProgramKind, ResourceLimits};
+use oom::OomOrder;
 use ready::{ReadyChild, Wanted};
 use service::Service;
 use spawn::Program;
@@ -117,6 +118,7 @@ pub struct Launcher {
     /// Workers of an earlier launcher that `sluiced` has named.
     kept: BTreeMap<u32, OwnedFd>,
     survivors: BTreeMap<u64, Survivor>,
+    oom_order: OomOrder,
     guest_limits: GuestLimits,
     /// Children with paused logs, by the time at which reading continues.
     quiet: BTreeSet<(Instant, u64)>,
@@ -248,6 +250,7 @@ impl Launcher {
             cgroups,
             kept: BTreeMap::new(),
             survivors: BTreeMap::new(),
+            oom_order: OomOrder::open(),
             guest_limits: GuestLimits::new(Instant::now()),
             quiet: BTreeSet::new(),
             events,

@@ -31,7 +31,6 @@ use super::{
     Launcher,
     children::{Child, DeviceSpec},
     ending::end,
-    oom,
     role::ChildRole,
 };
 
@@ -222,7 +221,7 @@ impl Launcher {
             let program = self.program(role).ok_or(Errno::INVAL)?;
             let prepare = || spawn::prepare(program, shape, uid, log_end);
             let prepared = match role {
-                ChildRole::Worker(_) | ChildRole::Probe(_) => oom::ended_first(prepare),
+                ChildRole::Worker(_) | ChildRole::Probe(_) => self.oom_order.ended_first(prepare),
                 ChildRole::Device(_) | ChildRole::Arbiter(_) | ChildRole::Inventory => prepare(),
             };
             Ok((prepared?, log))
