@@ -345,7 +345,11 @@ fn service_passes_systemds_own_checks() -> Result<()> {
         ensure!(said.status.success() && of_ours.is_empty(), "{}", said.stderr);
         let shown =
             output("systemd-analyze", &["cat-config", &folder, &format!("systemd/system/{LAUNCHER}")])?;
-        ensure!(shown.contains("CAP_SETFCAP") == which.contains(&Package::Softgpu), "{shown}");
+        let softgpu = which.contains(&Package::Softgpu);
+        ensure!(shown.contains("CAP_SETFCAP") == softgpu, "{shown}");
+        // The last setting holds. The files of the software GPU are in the host's /dev/shm.
+        let mounts = shown.lines().rev().find_map(|line| line.strip_prefix("TemporaryFileSystem="));
+        ensure!(mounts == Some(if softgpu { "" } else { "/dev/shm" }), "{shown}");
         for (unit, exposure) in EXPOSURE {
             let limit = format!("--threshold={exposure}");
             output("systemd-analyze", &["security", "--offline=yes", &limit, "--no-pager", &folder, unit])?;
