@@ -131,6 +131,7 @@ const ATTACKS: &[(&str, Act)] = &[
     ("shares that are guessed", |stage, progress| stage.lie("strangers", progress)),
     ("shares that are opened without end", Stage::open_shares),
     ("64 workers that never read", Stage::leave_unread),
+    ("crowd that waits on its socket", |stage, progress| stage.lie("crowd", progress)),
     ("memory taken past the arbiter", |stage, progress| stage.lie("past-arbiter", progress)),
     ("flood of standard error", |stage, progress| stage.lie("standard-error", progress)),
     ("storm of growth", Stage::storm),
@@ -663,7 +664,7 @@ fn measure((name, act): &(&str, Act), program: &Path, processors: Option<&Divisi
     Ok(())
 }
 
-// Promise: F84
+// Promise: F84, F112
 #[test]
 fn neighbour_that_needs_the_arbiter_is_served_beside_each_attack() -> Result<()> {
     let processors = Division::divided()?;

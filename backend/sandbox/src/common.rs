@@ -30,8 +30,8 @@ const MADV_GUARD_INSTALL: i32 = 102;
 /// More descriptors than any process may have. The kernel refuses so many; the handler for refused calls has a set of signals checked by it.
 const IMPOSSIBLE: i32 = -1;
 
-/// Waiting for at most so many descriptors. Whoever sends to a socket wakes all that wait at its other end, in its own time, and each entry of each
-/// thread waits. So threads with thousands of entries would stop the process that sends.
+/// Waiting for at most so many descriptors. A process that sends to a socket wakes all that wait at the other end, in its own time, and each entry of
+/// each thread waits. So threads with thousands of entries would stop the process that sends.
 pub(crate) fn polling(most: u32) -> Rule {
     Rule::at_most(SYS_ppoll, 1, most, "waiting for a few descriptors").or_is(1, IMPOSSIBLE)
 }

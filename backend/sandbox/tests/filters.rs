@@ -248,6 +248,7 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
 // Promise: F5
 // Promise: F110
 // Promise: F111
+// Promise: F112
 // Promise: F113
 #[test]
 fn each_attempt_under_each_role_ends_as_the_table_says() {

@@ -19,11 +19,14 @@ use sluice_messages::{
     custody::{CustodyAnswer, CustodyRequest},
 };
 use sluice_protocol::limits;
-use sluice_runtime::endable::EndableProcess;
+use sluice_runtime::{endable::EndableProcess, peer_time::PeerTime};
 use std::{collections::VecDeque, sync::Arc};
 
 /// Bytes of the kernel's buffer towards a worker: a few messages. Descriptors in sockets count towards a limit of the process.
 const SEND_BUFFER: usize = 8 << 10;
+
+/// The reason for ending a worker on whose socket calls take too much of the arbiter's time.
+pub(super) const CROWDED: &str = "lets a crowd wait on its socket";
 
 /// A message to a worker.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +64,7 @@ pub(crate) struct WorkerLink {
     /// The time since which it has not read its answers.
     unread: Option<Millis>,
     pub(crate) send_wait: SendWait,
+    time: PeerTime,
     /// A request that waits for a look at the VM's other workers, and the time at which it came.
     pub(crate) held: Option<(CustodyRequest, Millis)>,
     pub(crate) interest: EventFlags,
@@ -85,6 +89,8 @@ pub(crate) enum Sent {
     Full,
     /// The kernel lacks memory, or its limit of descriptors in flight is reached.
     Exhausted,
+    /// Its socket takes too much of the arbiter's time.
+    Crowded,
     Gone,
 }
 
@@ -102,7 +108,8 @@ impl WorkerLink {
         let (outbox, interest, send_wait) = (VecDeque::new(), EventFlags::IN, SendWait::Nothing);
         let socket = Some(Channel::new(socket));
         let (unread, held) = (None, None);
-        WorkerLink { vm, socket, process, page, report, outbox, unread, send_wait, held, interest }
+        let time = PeerTime::new();
+        WorkerLink { vm, socket, process, page, report, outbox, unread, send_wait, time, held, interest }
     }
 
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
@@ -129,7 +136,11 @@ impl WorkerLink {
     /// Reads a request. Descriptors that came with it go to `strange`.
     pub(crate) fn receive(&self, strange: &mut Vec<OwnedFd>) -> Incoming {
         let Some(socket) = &self.socket else { return Incoming::Nothing };
-        match socket.receive_from_stranger(strange) {
+        let received = self.time.measure(|| socket.receive_from_stranger(strange));
+        if self.time.is_over() {
+            return Incoming::Abuse(CROWDED);
+        }
+        match received {
             Ok(Received::Message(request, _)) => Incoming::Request(request),
             Ok(Received::Empty) => Incoming::Nothing,
             Ok(Received::Closed) | Err(ReceiveError::Failed(_)) => Incoming::Left,
@@ -140,7 +151,9 @@ impl WorkerLink {
 
     pub(crate) fn send(&self, answer: &CustodyAnswer, descriptors: &[BorrowedFd<'_>]) -> Sent {
         let Some(socket) = &self.socket else { return Sent::Gone };
-        match socket.send(answer, descriptors) {
+        let sent = self.time.measure(|| socket.send(answer, descriptors));
+        match sent {
+            _ if self.time.is_over() => Sent::Crowded,
             Ok(()) => Sent::Yes,
             Err(Errno::AGAIN) => Sent::Full,
             // TOOMANYREFS: descriptors in flight, to any process; NOBUFS, NOMEM: the kernel's memory.

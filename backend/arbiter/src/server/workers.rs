@@ -2,7 +2,7 @@
 
 use super::{
     EventToken, Server,
-    links::{Incoming, Message, SendWait, Sent, WorkerLink},
+    links::{CROWDED, Incoming, Message, SendWait, Sent, WorkerLink},
     random, unblock,
 };
 use crate::{
@@ -434,6 +434,10 @@ impl Server {
                     link.send_wait = SendWait::Time;
                     self.retrying.push(id);
                     self.retry = Some(self.retry.map_or(now + RETRY, |retry| retry.min(now + RETRY)));
+                    break;
+                }
+                Sent::Crowded => {
+                    self.custody.abuse(id, CROWDED);
                     break;
                 }
                 Sent::Gone => {

@@ -255,6 +255,7 @@ impl Hostile {
             "give-twice" => self.give_twice(),
             "flood" => self.flood(),
             "unread" => self.leave_unread(),
+            "crowd" => self.crowd(),
             "never-grown" => self.never_grown(),
             "chained-grants" => self.chain_grants(),
             "queued-growth" => self.queue_growth(),
@@ -587,6 +588,41 @@ impl Hostile {
                 Err(_) => return Ok(()),
             }
         }
+    }
+
+    /// Lets as many threads as it gets wait on its socket, with as many entries each as its filter permits, and makes requests: the process that
+    /// answers wakes them all.
+    fn crowd(&mut self) -> Result<()> {
+        /// Entries of a thread.
+        const ENTRIES: usize = 32;
+        /// Threads of a worker by default.
+        const MOST: u32 = 1024;
+        let socket = std::sync::Arc::new(self.custody.try_clone()?);
+        let mut threads = 0;
+        while threads < MOST {
+            let socket = std::sync::Arc::clone(&socket);
+            let wait = move || loop {
+                let mut polled: Vec<_> = (0..ENTRIES).map(|_| PollFd::new(&*socket, PollFlags::IN)).collect();
+                let _ = poll(&mut polled, None);
+                std::thread::sleep(Duration::from_millis(1));
+            };
+            if std::thread::Builder::new().stack_size(64 << 10).spawn(wait).is_err() {
+                break;
+            }
+            threads += 1;
+        }
+        self.tell("crowd", threads);
+        let mut answers = 0;
+        loop {
+            self.serial += 1;
+            let asked = self.say(CustodyRequest::Process { serial: self.serial, index: 0 });
+            if asked.is_err() || self.hear(TIMEOUT)?.is_none() {
+                break;
+            }
+            answers += 1;
+        }
+        self.tell("answers", answers);
+        Ok(())
     }
 
     /// A send that would wait fails from now on.
