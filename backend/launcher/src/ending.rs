@@ -258,15 +258,15 @@ mod tests {
     #[cfg(not(miri))]
     fn child_is_gone_also_if_a_device_lets_the_kernel_not_wait_for_it() {
         for _ in 0..20 {
-            let child = std::process::Command::new("sleep").arg("60").spawn().expect("a child");
+            let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a child");
             let number = child.id();
             let pid = Pid::from_child(&child);
             let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("a pidfd");
             // A device has the same open file.
             fcntl_setfl(&pidfd, OFlags::NONBLOCK).expect("set");
             end(number, pidfd.as_fd());
-            let again = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
-            assert_eq!(again.err(), Some(Errno::CHILD), "it was not waited for");
+            let again = child.wait().expect_err("it was waited for");
+            assert_eq!(again.raw_os_error(), Some(Errno::CHILD.raw_os_error()));
         }
     }
 }
