@@ -124,6 +124,32 @@ fn warp_operation_waits_for_its_members() {
     assert_eq!(out, vec![5; 16]);
 }
 
+// Promise: S95
+#[test]
+fn tiles_of_a_warp_wait_at_barriers_of_their_own() {
+    // All lanes arrive together, with the masks of four tiles. Then a loop delays half of each tile, whose values the other half reads.
+    let out = one(
+        ".shared .b32 s[32]; and.b32 %r1, %r0, 24; mov.u32 %r2, 255; shl.b32 %r2, %r2, %r1; bar.warp.sync %r2;\n\
+         and.b32 %r3, %r0, 7; setp.lt.u32 %p1, %r3, 4; @!%p1 bra store; mov.u32 %r4, 0;\n\
+         loop: add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, 9000; @%p2 bra loop;\n\
+         store: mov.u32 %r5, s; mad.lo.u32 %r6, %r0, 4, %r5; st.shared.u32 [%r6], %r0; bar.warp.sync %r2;\n\
+         xor.b32 %r7, %r0, 7; mad.lo.u32 %r6, %r7, 4, %r5; ld.shared.u32 %r8, [%r6]; st.global.u32 [%d1], %r8; ret;",
+        32,
+        32,
+    );
+    assert_eq!(out, (0..32).map(|lane| lane ^ 7).collect::<Vec<u32>>());
+    // A tile does not wait for the lanes of another one, which wait for it.
+    let out = one(
+        ".shared .b32 s[32]; and.b32 %r1, %r0, 16; mov.u32 %r2, 65535; shl.b32 %r2, %r2, %r1; setp.lt.u32 %p1, %r0, 16; @%p1 bra first;\n\
+         mov.u32 %r4, 0; wait: ld.volatile.shared.u32 %r4, [s]; setp.eq.u32 %p2, %r4, 0; @%p2 bra wait; bar.warp.sync %r2; bra end;\n\
+         first: bar.warp.sync %r2; mov.u32 %r4, 5; st.volatile.shared.u32 [s], %r4;\n\
+         end: st.global.u32 [%d1], %r4; ret;",
+        32,
+        32,
+    );
+    assert_eq!(out, vec![5; 32]);
+}
+
 #[test]
 fn match_finds_the_lanes_with_equal_values() {
     let out = one(
@@ -138,18 +164,20 @@ fn match_finds_the_lanes_with_equal_values() {
     }
 }
 
+// Promise: S95
 #[test]
-fn shuffle_whose_mask_lacks_the_lane_is_an_illegal_instruction() {
-    let mut rig = Rig::body(
-        ".param .u64 o",
-        &format!("{REGS} shfl.sync.idx.b32 %r1, %r0, 0, 31, 0xfffffffe; st.global.u32 [%d1], %r1; ret;"),
-    );
-    let o = Buffer::zeroed(128);
-    rig.map(&[&o]);
-    assert_eq!(
-        rig.launch("k", shape(1, 32), Params::new().buf(&o)).unwrap_err().kind,
-        FaultKind::IllegalInstruction
-    );
+fn warp_operation_whose_mask_lacks_the_lane_is_an_illegal_instruction() {
+    for operation in ["shfl.sync.idx.b32 %r1, %r0, 0, 31, 0xfffffffe", "bar.warp.sync 0xfffffffe"] {
+        let mut rig =
+            Rig::body(".param .u64 o", &format!("{REGS} {operation}; st.global.u32 [%d1], %r1; ret;"));
+        let o = Buffer::zeroed(128);
+        rig.map(&[&o]);
+        assert_eq!(
+            rig.launch("k", shape(1, 32), Params::new().buf(&o)).unwrap_err().kind,
+            FaultKind::IllegalInstruction,
+            "{operation}"
+        );
+    }
 }
 
 #[test]

@@ -281,23 +281,28 @@ pub(crate) fn fragment<const FAST: bool>(
             }
             Op::WarpBarrier => {
                 if m != 0 {
-                    let members: u32 = frame.get(i.a, m.trailing_zeros() as usize);
-                    if members & m != m {
+                    // Lanes with another mask are at another barrier.
+                    let alive = warp.alive();
+                    let members = |group: u32| frame.get::<u32>(i.a, group.trailing_zeros() as usize);
+                    let mut complete = true;
+                    let sound = warp::groups(&frame, i.a, m, |group| {
+                        complete &= members(group) & alive & !group == 0;
+                    });
+                    if !sound {
                         return Err(locate(
                             grid,
                             cta,
                             warp,
                             i,
-                            Fail::new(
-                                FaultKind::IllegalInstruction,
-                                (m & !members).trailing_zeros() as usize,
-                                0,
-                            ),
+                            Fail::new(FaultKind::IllegalInstruction, m.trailing_zeros() as usize, 0),
                         ));
                     }
-                    if members & warp.alive() & !m != 0 {
+                    if !complete {
                         split_rest!();
-                        warp.fragments.push(Fragment { pc, mask: m, wait: Wait::WarpBarrier(members), ..f });
+                        warp::groups(&frame, i.a, m, |group| {
+                            let wait = Wait::WarpBarrier(members(group));
+                            warp.fragments.push(Fragment { pc, mask: group, wait, ..f });
+                        });
                         warp.wake();
                         return Ok(false);
                     }
