@@ -209,4 +209,21 @@ pub const CLIENTS: &[CompatClient] = &[
         seconds: 900,
         minutes: 30,
     },
+    CompatClient {
+        name: "catboost",
+        packages: with_pytest![
+            "catboost==1.2.10",
+            "scipy==1.17.1",
+            "pandas==3.1.1",
+            "python-dateutil==4.0.0",
+            "six==1.17.0",
+        ],
+        tests: &[(TestSource::Tree, FOLDER, "test_catboost")],
+        environment: &[],
+        unittest: false,
+        keyword: "",
+        prelude: "",
+        seconds: 600,
+        minutes: 5,
+    },
 ];
