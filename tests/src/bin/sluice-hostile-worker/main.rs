@@ -616,7 +616,7 @@ impl Hostile {
         loop {
             self.serial += 1;
             let asked = self.say(CustodyRequest::Process { serial: self.serial, index: 0 });
-            if asked.is_err() || self.hear(TIMEOUT)?.is_none() {
+            if asked.is_err() || self.receive(TIMEOUT)?.is_none() {
                 break;
             }
             answers += 1;
