@@ -31,8 +31,8 @@ pub enum WorkerNews {
     Gone,
 }
 
-/// The eventfds by which a program and its worker wake each other. Only these two read and write them, so neither can make the device
-/// wait.
+/// The eventfds by which a program and its worker wake each other. From here on only these two read and write them, so neither can make
+/// the device wait.
 #[derive(Debug)]
 pub struct ProgramSignals {
     /// Written by the program.

@@ -10,12 +10,12 @@ use std::{
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// More than a call takes with an honest peer, unless the host interrupts it: a tenth of that is usual. As long as the turn of a VM.
-const USUAL: Duration = Duration::from_millis(1);
+/// More than a call takes with an honest peer, unless the host interrupts it.
+const USUAL: Duration = Duration::from_micros(300);
 /// Largest sum of the times beyond [`USUAL`]: interrupts of a virtual machine that happen to be in calls with one peer stay below.
 const MOST: Duration = Duration::from_millis(250);
-/// One of so many parts of the time that passes is forgiven: even 512 peers get an eighth of the process's time at most beyond their turns.
-const PARTS: u32 = 4096;
+/// One of so many parts of the time that passes is forgiven: even 512 peers get half of the process's time at most.
+const PARTS: u32 = 1024;
 
 /// The state of a socket.
 #[derive(Debug)]

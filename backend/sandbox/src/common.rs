@@ -49,7 +49,11 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_fstat, "the type and the length of a descriptor's file"),
         // Waiting.
         Rule::any(SYS_ppoll, "waiting for a few descriptors"),
-        Rule::any(SYS_clock_gettime, "the time, if the vDSO cannot read the clock").rare(),
+        Rule::any(
+            SYS_clock_gettime,
+            "the time, if the vDSO cannot read the clock; an arbiter's processor time",
+        )
+        .rare(),
         Rule::any(SYS_clock_nanosleep, "waiting before another try").rare(),
         Rule::any(SYS_restart_syscall, "resuming a wait after SIGSTOP").rare(),
         // Memory.

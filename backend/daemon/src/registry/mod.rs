@@ -108,10 +108,32 @@ impl Registry {
         for known in all {
             let units = self.placer.units_of(&known.host_name, &known.object);
             let is_placed = units.is_some();
+            self.warn_of_missing_owners(&known);
             self.vm_set.add(self.spec(&known.object), known.subject(), units);
             if !is_placed && let Err(error) = self.settle(&known.host_name).await {
                 tracing::error!(vm = known.object.number, error = error.message, cause = ?error.cause, "the VM cannot start sessions");
             }
+        }
+    }
+
+    /// Reports a VM whose project or organisation does not exist.
+    fn warn_of_missing_owners(&self, known: &Known) {
+        let object = &known.object;
+        if let Some(project) = object.project.as_deref().filter(|id| self.project(id).is_none()) {
+            tracing::error!(
+                vm = object.number,
+                project,
+                "the project of a VM does not exist, so no limit of one holds"
+            );
+        }
+        if let Some(organisation) =
+            object.organisation.as_deref().filter(|id| self.organisation(id).is_none())
+        {
+            tracing::error!(
+                vm = object.number,
+                organisation,
+                "the organisation of a VM does not exist, so no limit of one holds"
+            );
         }
     }
 

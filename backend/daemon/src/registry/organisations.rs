@@ -11,6 +11,8 @@ use crate::{
 
 /// Maximum number of organisations, of projects and of sizes, each.
 const OBJECTS: usize = 10_000;
+/// Organisations and projects have numbers greater than this. An adopted arbiter may know smaller ones, of others.
+const ANCESTORS: u32 = 1 << 20;
 
 impl Registry {
     /// Creates or changes an organisation.
@@ -195,6 +197,6 @@ impl Registry {
     }
 
     fn ancestor_number(&self) -> u32 {
-        self.checkpoint.objects().last_ancestor.saturating_add(1)
+        self.checkpoint.objects().last_ancestor.max(ANCESTORS).saturating_add(1)
     }
 }
