@@ -150,7 +150,7 @@ fn organisations_sizes_units_and_usage_are_managed_by_commands() {
         (&(128 << 20).into(), &50.into(), &"acme".into())
     );
     assert!(service.said(&["organisation", "list"]).contains("acme  -                0 B  2 GiB"));
-    assert!(service.said(&["project", "show", "shop"]).contains("1 GiB    3  API"));
+    assert!(service.said(&["project", "show", "shop"]).contains("1 GiB    3"));
     assert!(service.said(&["size", "list"]).contains("128 MiB"));
     assert!(service.said(&["usage"]).contains("host"));
     assert!(service.said(&["units"]).contains("lending"));
