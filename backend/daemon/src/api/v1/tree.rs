@@ -33,6 +33,10 @@ fn kept(request: Limits) -> Result<objects::TenantLimits, Error> {
     request.sizes.iter().flatten().try_for_each(|name| Id::check(name))?;
     let within =
         |field: &str, value, least, most| vms::within(&format!("limits.{field}"), value, least, most);
+    let pinned = vms::bytes("limits.pinned_bytes", request.pinned_bytes)?;
+    if pinned == Some(0) {
+        return Err(Error::invalid("limits.pinned_bytes is 0; without it there is no limit"));
+    }
     Ok(objects::TenantLimits {
         sizes: request.sizes,
         weight: within("weight", request.weight, 1, 10_000)?.unwrap_or(usual.weight),
@@ -41,7 +45,7 @@ fn kept(request: Limits) -> Result<objects::TenantLimits, Error> {
         guarantee_permille: within("guarantee_permille", request.guarantee_permille, 0, 1000)?.unwrap_or(0),
         isolation: request.isolation.unwrap_or(usual.isolation),
         headroom: vms::bytes("limits.headroom_bytes", request.headroom_bytes)?.unwrap_or(0),
-        pinned: vms::bytes("limits.pinned_bytes", request.pinned_bytes)?.unwrap_or(0),
+        pinned: pinned.unwrap_or(0),
         readmit_after: within("readmit_after_seconds", request.readmit_after_seconds, 1, NUMBER)?
             .unwrap_or(0),
         unit_choice: request.unit_choice,
