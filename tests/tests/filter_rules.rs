@@ -27,12 +27,13 @@ const DIRECT: u32 = 1;
 const VIRTUAL: u32 = 2;
 
 /// Rules that another test uses, by role and call, with that test.
-const ELSEWHERE: [(&str, libc::c_long, &str); 6] = [
+const ELSEWHERE: [(&str, libc::c_long, &str); 7] = [
     ("arbiter", libc::SYS_pidfd_send_signal, "custody::malformed_custody_messages_end_the_worker"),
     ("arbiter", libc::SYS_ppoll, "filters::refused_call_of_a_driver_leaves_one_line"),
     ("device", libc::SYS_shutdown, "filters::standard_streams_are_neither_shut_down_nor_changed"),
     ("device", libc::SYS_getsockopt, "filters::process_that_reads_peer_credentials_is_killed"),
     ("device", SYS_CACHESTAT, "memory::session_ends_that_keeps_pages_which_the_host_took_back_and_no_other"),
+    ("device of programs", libc::SYS_pipe2, "direct::signals_of_a_program_are_eventfds_and_for_one_session"),
     ("device of programs", libc::SYS_fallocate, "vsock::programs_print_the_same_without_shared_memory"),
 ];
 /// The number of cachestat(2), which `libc` does not name yet.
