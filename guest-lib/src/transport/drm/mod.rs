@@ -1,6 +1,6 @@
 //! The transport in a virtual machine: the kernel's stock `virtio_gpu` driver, reached through an unprivileged render node.
 //!
-//! The session calls it by [`Transport`](super::Transport). It owns the render node and the resources made through it. It must never need
+//! The session calls it by [`Transport`]. It owns the render node and the resources made through it. It must never need
 //! a privilege.
 //!
 //! The device features that the VMM passes on decide the [`Mode`]: the way to make memory, to ring the doorbell, and to sleep.
