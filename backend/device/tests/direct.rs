@@ -3,6 +3,7 @@
 
 use crate::common::{Device, SECOND, Worker, in_time};
 use rustix::fs::SealFlags;
+use sluice_guest::transport::{Transport, direct::Direct};
 use sluice_kit::front_end::{self, EventFd, FREE, FrontEnd, command, submit};
 use sluice_kit::wait::{TIMEOUT, eventually, readable};
 use sluice_messages::control::{FromDevice, FromWorker, ToDevice, ToWorker};
@@ -26,13 +27,9 @@ const BASE: u64 = limits::WINDOW_BOUNDS.start;
 const CONTROL: u64 = FREE;
 const ARENA: u64 = FREE + 0x20_0000;
 
-#[test]
-fn session_over_the_shims_transport_opens_attaches_and_wakes() {
-    use sluice_guest::transport::{Transport, direct::Direct};
-    let device = Device::start(&["--direct"]);
+/// Opens a session over the shim's transport: the connection, the mapping of the control resource, and its words.
+fn open_session(device: &Device) -> (Direct, Reservation, Words) {
     let direct = Direct::connect(&device.path).unwrap();
-
-    // The control resource.
     let bytes = session::BYTES as u64;
     let reservation = Reservation::new(0, bytes).unwrap();
     let control = direct.create(&reservation, reservation.base(), bytes).unwrap();
@@ -41,6 +38,13 @@ fn session_over_the_shims_transport_opens_attaches_and_wakes() {
     let words = unsafe { Words::new(reservation.base() as usize, session::BYTES) };
     words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
     direct.submit(Doorbell::Open { resource: control.id }).unwrap();
+    (direct, reservation, words)
+}
+
+#[test]
+fn session_over_the_shims_transport_opens_attaches_and_wakes() {
+    let device = Device::start(&["--direct"]);
+    let (direct, _control, words) = open_session(&device);
     let worker = device.give_worker();
     let begun = worker.begin();
     eventually("ready", || words.load_u32(session::STATE, Ordering::Acquire) == session::READY);
@@ -101,17 +105,8 @@ fn session_over_the_shims_transport_opens_attaches_and_wakes() {
 // Promise: V44
 #[test]
 fn program_and_worker_wake_each_other_without_the_device() {
-    use sluice_guest::transport::{Transport, direct::Direct};
     let device = Device::start(&["--direct"]);
-    let direct = Direct::connect(&device.path).unwrap();
-    let bytes = session::BYTES as u64;
-    let reservation = Reservation::new(0, bytes).unwrap();
-    let control = direct.create(&reservation, reservation.base(), bytes).unwrap();
-    // SAFETY: mapped by the transport for as long as the reservation.
-    #[allow(unsafe_code, reason = "a test")]
-    let words = unsafe { Words::new(reservation.base() as usize, session::BYTES) };
-    words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
-    direct.submit(Doorbell::Open { resource: control.id }).unwrap();
+    let (direct, _control, words) = open_session(&device);
     let worker = device.give_worker();
     let begun = worker.begin();
     direct.wait(TIMEOUT).unwrap(); // the wake of `begin`
