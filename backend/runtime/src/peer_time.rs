@@ -24,15 +24,13 @@ pub struct PeerTime {
     excess: Cell<Duration>,
     /// Time of the last call.
     last: Cell<Instant>,
-    /// True once the calls took too much.
-    is_over: Cell<bool>,
 }
 
 impl PeerTime {
     /// Of a new socket.
     #[must_use]
     pub fn new() -> PeerTime {
-        PeerTime { excess: Cell::default(), last: Cell::new(Instant::now()), is_over: Cell::default() }
+        PeerTime { excess: Cell::default(), last: Cell::new(Instant::now()) }
     }
 
     /// Makes a call on the socket, and adds its processor time.
@@ -44,9 +42,9 @@ impl PeerTime {
         result
     }
 
-    /// True once the calls took too much: the peer lets a crowd wait on its socket.
+    /// True if the latest call took too much: the peer lets a crowd wait on its socket.
     pub fn is_over(&self) -> bool {
-        self.is_over.get()
+        self.excess.get() > MOST
     }
 
     /// Adds the processor time of a call that has ended at `now`.
@@ -54,9 +52,6 @@ impl PeerTime {
         let forgiven = now.saturating_duration_since(self.last.replace(now)) / PARTS;
         let left = self.excess.get().saturating_sub(forgiven);
         self.excess.set(left + taken.saturating_sub(USUAL));
-        if self.excess.get() > MOST {
-            self.is_over.set(true);
-        }
     }
 }
 

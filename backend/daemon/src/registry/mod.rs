@@ -119,21 +119,13 @@ impl Registry {
     /// Reports a VM whose project or organisation does not exist.
     fn warn_of_missing_owners(&self, known: &Known) {
         let object = &known.object;
-        if let Some(project) = object.project.as_deref().filter(|id| self.project(id).is_none()) {
-            tracing::error!(
-                vm = object.number,
-                project,
-                "the project of a VM does not exist, so no limit of one holds"
-            );
-        }
-        if let Some(organisation) =
-            object.organisation.as_deref().filter(|id| self.organisation(id).is_none())
-        {
-            tracing::error!(
-                vm = object.number,
-                organisation,
-                "the organisation of a VM does not exist, so no limit of one holds"
-            );
+        let project = object.project.as_deref().filter(|id| self.project(id).is_none());
+        let organisation = object.organisation.as_deref().filter(|id| self.organisation(id).is_none());
+        for (kind, name) in [("project", project), ("organisation", organisation)] {
+            if let Some(name) = name {
+                let vm = object.number;
+                tracing::error!(vm, kind, name, "an owner of a VM does not exist, so no limit of it holds");
+            }
         }
     }
 
