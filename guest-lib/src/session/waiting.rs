@@ -142,7 +142,9 @@ const LONG_WAITS: u32 = 4;
 const TRIAL: u32 = 8;
 /// A nap lasts this fraction of the wait so far, within bounds; the kernel adds some twenty microseconds.
 const PART: u32 = 64;
-const SHORTEST_NAP: Duration = Duration::from_micros(5);
+/// A shorter nap may end before the thread sleeps, since some virtual machines need ten microseconds to set a timer: the other side, if it waits
+/// for the same processor, then gets it only at the end of a slice.
+const SHORTEST_NAP: Duration = Duration::from_micros(15);
 const LONGEST_NAP: Duration = Duration::from_micros(20);
 /// Threads of a process that nap at a time. The others sleep: many napping threads would load the machine.
 const NAPPERS: u32 = 2;
@@ -210,23 +212,28 @@ impl Waiting {
             }
             return;
         }
-        budget.store((time / 2).max(SHORTEST), Ordering::Relaxed);
-        if !(condition.is_urgent() && self.nap(condition)) {
+        let napped = condition.is_urgent().then(|| self.nap(condition)).flatten();
+        // A wait that ended in the first nap may have been just longer than the poll; longer polls find out.
+        let longest = Duration::from_nanos(LONGEST.into());
+        let could_end = napped.is_some_and(|napped| Duration::from_nanos(time.into()) + napped <= longest);
+        let next = if could_end { time.saturating_mul(2).min(LONGEST) } else { (time / 2).max(SHORTEST) };
+        budget.store(next, Ordering::Relaxed);
+        if napped.is_none() {
             self.sleep(condition);
         }
     }
 
-    /// Naps until the condition holds; `false` if that takes too long, or did so lately.
-    fn nap(&self, condition: Condition) -> bool {
-        let Some(outlasted) = self.outlasted.get(condition.place()) else { return false };
+    /// Naps until the condition holds, and returns the time that this took; `None` if it takes too long, or did so lately.
+    fn nap(&self, condition: Condition) -> Option<Duration> {
+        let outlasted = self.outlasted.get(condition.place())?;
         let misses = outlasted.load(Ordering::Relaxed);
         if !is_worthwhile(misses) {
             outlasted.store(misses.wrapping_add(1), Ordering::Relaxed);
-            return false;
+            return None;
         }
         if self.napping.fetch_add(1, Ordering::Relaxed) >= NAPPERS {
             self.napping.fetch_sub(1, Ordering::Relaxed);
-            return false;
+            return None;
         }
         let started = Instant::now();
         let mut over = self.poll_on(condition);
@@ -245,7 +252,7 @@ impl Waiting {
         }
         self.napping.fetch_sub(1, Ordering::Relaxed);
         outlasted.store(if over { 0 } else { misses.wrapping_add(1) }, Ordering::Relaxed);
-        over
+        over.then_some(elapsed)
     }
 
     /// Polls until the condition holds; `false` if that takes too long, or did so lately.
