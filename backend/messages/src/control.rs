@@ -277,11 +277,7 @@ messages! {
         9 TimeShare {
             /** The VM. */ vm: u32,
             /** Its epoch. */ epoch: u64,
-            /** See [`TimeShare::weight`]. */ weight: u32,
-            /** A [`Priority`]. */ priority: u32,
-            /** See [`TimeShare::cap`]. */ cap: u32,
-            /** See [`TimeShare::guarantee`]. */ guarantee: u32,
-            /** See [`TimeShare::hang`]. */ hang: u32
+            /** The share. */ share: TimeShare
         } fds 0,
         /// Test the device. Not answered if it works; otherwise there is an event [`ArbiterEvent::ProbeFailed`].
         10 Probe {} fds 0,
@@ -604,6 +600,25 @@ pub struct TimeShare {
 impl Default for TimeShare {
     fn default() -> TimeShare {
         TimeShare { weight: 100, priority: Priority::Normal, cap: 1000, guarantee: 0, hang: 0 }
+    }
+}
+
+impl<'a> Field<'a> for TimeShare {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        let TimeShare { weight, priority, cap, guarantee, hang } = self;
+        weight.put(writer)?;
+        priority.put(writer)?;
+        [cap, guarantee, hang].into_iter().try_for_each(|value| value.put(writer))
+    }
+
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        Ok(TimeShare {
+            weight: Field::get(reader)?,
+            priority: Field::get(reader)?,
+            cap: Field::get(reader)?,
+            guarantee: Field::get(reader)?,
+            hang: Field::get(reader)?,
+        })
     }
 }
 

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use sluice_messages::{
     control::{
         self, ArbiterEvent, Figures, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker,
-        HostAccess, Priority, ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, VersionError,
-        WorkerSetup, codec,
+        HostAccess, Priority, TimeShare, ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker,
+        VersionError, WorkerSetup, codec,
     },
     custody::{CustodyAnswer, CustodyRequest, Growth},
     inventory::{
@@ -183,8 +183,11 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         ToArbiter::DescribeVm { serial: 7, vm: 1 } => [6, 7, 1], fds 0;
         ToArbiter::DescribeUnit { serial: 7 } => [7, 7], fds 0;
         ToArbiter::Inventory {} => [8], fds 1;
-        ToArbiter::TimeShare { vm: 1, epoch: 2, weight: 100, priority: Priority::High as u32, cap: 500, guarantee: 250, hang: 9 }
-            => [9, 1, 2, 100, 2, 500, 250, 9], fds 0;
+        ToArbiter::TimeShare {
+            vm: 1,
+            epoch: 2,
+            share: TimeShare { weight: 100, priority: Priority::High, cap: 500, guarantee: 250, hang: 9 },
+        } => [9, 1, 2, 100, 2, 500, 250, 9], fds 0;
         ToArbiter::Probe {} => [10], fds 0;
         ToArbiter::Prober { process: 9, grouped: false } => [11, 9, 0], fds 2;
     }

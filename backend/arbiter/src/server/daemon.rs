@@ -9,7 +9,7 @@ use rustix::{
 };
 use sluice_messages::{
     channel::{ReceiveError, Received},
-    control::{FromArbiter, Priority, TimeShare, ToArbiter},
+    control::{FromArbiter, ToArbiter},
 };
 use sluice_runtime::endable::EndableProcess;
 
@@ -91,10 +91,7 @@ impl Server {
                     Err(error) => tracing::error!(%error, "cannot watch the inventory's socket"),
                 }
             }
-            ToArbiter::TimeShare { vm, epoch, weight, priority, cap, guarantee, hang } => {
-                let priority = Priority::from_number(priority).unwrap_or_default();
-                self.time.set(VmKey { vm, epoch }, TimeShare { weight, priority, cap, guarantee, hang });
-            }
+            ToArbiter::TimeShare { vm, epoch, share } => self.time.set(VmKey { vm, epoch }, share),
             other => {
                 match other {
                     ToArbiter::Vm { vm, epoch, .. } => {

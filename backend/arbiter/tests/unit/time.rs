@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-fn shares(vm: u32, shares: TimeShare) -> ToArbiter {
-    let TimeShare { weight, priority, cap, guarantee, hang } = shares;
-    ToArbiter::TimeShare { vm, epoch: 1, weight, priority: priority as u32, cap, guarantee, hang }
+fn shares(vm: u32, share: TimeShare) -> ToArbiter {
+    ToArbiter::TimeShare { vm, epoch: 1, share }
 }
 
 fn is_open(worker: &crate::worker::Worker) -> bool {

@@ -10,8 +10,8 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, sendmsg};
 use sluice_messages::control::{
-    BYTES, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker, NO_USER, ToArbiter, ToDevice,
-    ToInventory, ToLauncher, ToWorker, VERSION,
+    BYTES, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker, NO_USER, Priority, TimeShare,
+    ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, VERSION,
 };
 use sluice_messages::custody::CustodyRequest;
 use sluice_messages::inventory::Visible;
@@ -279,7 +279,7 @@ fn foreign(order: &Order) -> Vec<Attempt> {
             DescribeVm { serial: 1, vm },
             DescribeUnit { serial: 1 },
             Inventory {},
-            TimeShare { vm, epoch, weight: 1, priority: 0, cap: 1, guarantee: 0, hang: 1 },
+            TimeShare { vm, epoch, share: TimeShare { weight: 1, priority: Priority::Low, cap: 1, guarantee: 0, hang: 1 } },
             Probe {},
             Prober { process, grouped: true },
         }

@@ -351,9 +351,7 @@ impl Unit {
     fn tell_terms(&self, vm: u32, terms: &VmTerms) {
         let &VmTerms { epoch, fenced, limit, guaranteed, headroom, pinned, ancestors, shares } = terms;
         self.tell(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors });
-        let TimeShare { weight, priority, cap, guarantee, hang } = shares;
-        let priority = priority as u32;
-        self.tell(ToArbiter::TimeShare { vm, epoch, weight, priority, cap, guarantee, hang });
+        self.tell(ToArbiter::TimeShare { vm, epoch, share: shares });
         if fenced {
             self.tell(ToArbiter::Fence { vm, epoch });
         }
