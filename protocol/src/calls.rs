@@ -11,7 +11,8 @@
 //!
 //! - Classes: a `post` has no answer (a reply slot in the header may request one; then the answer is the status of its
 //!   submission); work of a post that names a stream is complete when the stream's sequence in the session page has reached
-//!   it. A `sync` call is answered. A `wait` call is answered, too, after everything that was posted before it is submitted.
+//!   it. A `work` is a post for whose end the guest waits at once if its environment asks that launches block. A `sync` call is
+//!   answered. A `wait` call is answered, too, after everything that was posted before it is submitted.
 //! - Sections name the thread of the worker that serves a row: the dispatcher (`inline`), the submitter in the order of a
 //!   stream (`stream`), the memory helper (`memory`; `quick` if the dispatcher first tries to answer at once, without the helper
 //!   and ahead of posted work that it does not depend on), and the module helper (`module`).
@@ -97,7 +98,7 @@ macro_rules! for_each_wire_call {
 
                 /// Launches a kernel. The guest has checked everything that the driver would refuse at once. Its end is published soon
                 /// after `mark` asks for it, and otherwise some time later. The end of all other work is published without a request.
-                0x0300 post launch<'a>(function: Id<Function>, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool,
+                0x0300 work launch<'a>(function: Id<Function>, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool,
                     attributes: LaunchAttributes<'a>, parameters: ParameterBytes<'a>) -> ();
                 /// Asks for the end of everything that was posted before to the stream in a slot. The call is no work: it has no sequence.
                 0x0301 post mark(slot: u32) -> ();
@@ -133,20 +134,20 @@ macro_rules! for_each_wire_call {
 
             stream {
                 /// Copies arena memory to device memory.
-                0x0110 post memcpy_htod(to: DeviceAddress, from: ArenaIn<{ u64::MAX }>) -> ();
+                0x0110 work memcpy_htod(to: DeviceAddress, from: ArenaIn<{ u64::MAX }>) -> ();
                 /// Copies device memory to arena memory.
-                0x0111 post memcpy_dtoh(to: ArenaOut<{ u64::MAX }>, from: DeviceAddress) -> ();
+                0x0111 work memcpy_dtoh(to: ArenaOut<{ u64::MAX }>, from: DeviceAddress) -> ();
                 /// Copies device memory.
-                0x0112 post memcpy_dtod(to: DeviceAddress, from: DeviceAddress, bytes: u64) -> ();
+                0x0112 work memcpy_dtod(to: DeviceAddress, from: DeviceAddress, bytes: u64) -> ();
                 /// Copies rows of arena memory to device memory.
-                0x0115 post memcpy_2d_htod(to: DeviceAddress, to_pitch: u64, from: ArenaRowsIn) -> ();
+                0x0115 work memcpy_2d_htod(to: DeviceAddress, to_pitch: u64, from: ArenaRowsIn) -> ();
                 /// Copies rows of device memory to arena memory.
-                0x0116 post memcpy_2d_dtoh(to: ArenaRowsOut, from: DeviceAddress, from_pitch: u64) -> ();
+                0x0116 work memcpy_2d_dtoh(to: ArenaRowsOut, from: DeviceAddress, from_pitch: u64) -> ();
                 /// Copies `height` rows of `width` bytes of device memory.
-                0x0117 post memcpy_2d_dtod(to: DeviceAddress, to_pitch: u64, from: DeviceAddress, from_pitch: u64, width: u64,
+                0x0117 work memcpy_2d_dtod(to: DeviceAddress, to_pitch: u64, from: DeviceAddress, from_pitch: u64, width: u64,
                     height: u64) -> ();
                 /// Fills `height` rows of `width` elements with `value`.
-                0x0114 post memset(to: DeviceAddress, pitch: u64, element: ElementSize, value: u32, width: u64, height: u64) -> ();
+                0x0114 work memset(to: DeviceAddress, pitch: u64, element: ElementSize, value: u32, width: u64, height: u64) -> ();
 
                 /// Writes a value of 4 bytes, or of 8 if `wide`, to memory of the device or memory that it reaches in place. The address is
                 /// aligned to the value's size.
@@ -170,18 +171,18 @@ macro_rules! for_each_wire_call {
 
                 /// Copies rows of arena memory to rows of one slice of an array. `at` is the first byte of a row, the first row, and the
                 /// slice or layer.
-                0x0608 post memcpy_htoa(to: Id<Array>, at: [u32; 3], from: ArenaRowsIn) -> ();
+                0x0608 work memcpy_htoa(to: Id<Array>, at: [u32; 3], from: ArenaRowsIn) -> ();
                 /// Copies rows of one slice of an array to rows of arena memory.
-                0x0609 post memcpy_atoh(to: ArenaRowsOut, from: Id<Array>, at: [u32; 3]) -> ();
+                0x0609 work memcpy_atoh(to: ArenaRowsOut, from: Id<Array>, at: [u32; 3]) -> ();
                 /// Copies a box of device memory to an array: `extent` is the bytes of a row, the rows of a slice, and the slices.
                 /// `from_rows` are the rows from the start of a slice to that of the next.
-                0x060a post memcpy_dtoa(to: Id<Array>, at: [u32; 3], from: DeviceAddress, from_pitch: u64, from_rows: u64,
+                0x060a work memcpy_dtoa(to: Id<Array>, at: [u32; 3], from: DeviceAddress, from_pitch: u64, from_rows: u64,
                     extent: [u64; 3]) -> ();
                 /// Copies a box of an array to device memory.
-                0x060b post memcpy_atod(to: DeviceAddress, to_pitch: u64, to_rows: u64, from: Id<Array>, at: [u32; 3],
+                0x060b work memcpy_atod(to: DeviceAddress, to_pitch: u64, to_rows: u64, from: Id<Array>, at: [u32; 3],
                     extent: [u64; 3]) -> ();
                 /// Copies a box of an array to an array.
-                0x060c post memcpy_atoa(to: Id<Array>, to_at: [u32; 3], from: Id<Array>, from_at: [u32; 3], extent: [u64; 3]) -> ();
+                0x060c work memcpy_atoa(to: Id<Array>, to_at: [u32; 3], from: Id<Array>, from_at: [u32; 3], extent: [u64; 3]) -> ();
             }
 
             quick {
@@ -918,7 +919,7 @@ pub struct WireRow {
     pub id: u16,
     /// Name.
     pub name: &'static str,
-    /// `post`, `sync` or `wait`.
+    /// `post`, `work`, `sync` or `wait`.
     pub class: &'static str,
     /// The section: the thread of the worker that serves it.
     pub thread: &'static str,
@@ -1007,11 +1008,15 @@ pub trait Request {
 pub trait Answered: Request {}
 
 /// A request that needs no answer.
-pub trait Posted: Request {}
+pub trait Posted: Request {
+    /// True if the guest waits for its end at once when launches block. The end of any other post may need an act of another thread.
+    const BLOCKS: bool;
+}
 
 /// Implements the trait of a row's class.
 macro_rules! class {
-    (post ($($life:lifetime)?)) => { impl$(<$life>)? Posted for Args$(<$life>)? {} };
+    (post ($($life:lifetime)?)) => { impl$(<$life>)? Posted for Args$(<$life>)? { const BLOCKS: bool = false; } };
+    (work ($($life:lifetime)?)) => { impl$(<$life>)? Posted for Args$(<$life>)? { const BLOCKS: bool = true; } };
     ($answered:ident ($($life:lifetime)?)) => { impl$(<$life>)? Answered for Args$(<$life>)? {} };
 }
 

@@ -101,8 +101,9 @@ fn protocol() -> String {
         "<!-- Generated from protocol/src/calls.rs by `cargo xtask docs`. Do not edit. -->\n\n\
          # The calls between a guest and its worker\n\n\
          Version {VERSION} of the records; {} calls cross, {} functions of the driver are listed.\n\n\
-         A `post` is not answered: it is complete when its stream's sequence says so. A `sync` is answered in a reply \
-         slot, and so is a `wait`, behind all posted work. Ids are stable and never reused. The kinds of parameters are types \
+         A `post` is not answered: it is complete when its stream's sequence says so. A `work` is a post for whose end the \
+         guest waits at once if its environment asks that launches block. A `sync` is answered in a reply slot, and so is a \
+         `wait`, behind all posted work. Ids are stable and never reused. The kinds of parameters are types \
          of `protocol/src/field.rs`, which check what they decode.\n\n\
          ## Calls that cross\n",
         WIRE.len(),

@@ -102,20 +102,6 @@ pub(crate) struct FixedArena {
     pub(crate) reach: Reach,
 }
 
-/// Posts to a stream that never block, because another thread may have to act first: waits, recordings and writes of values. A launch
-/// of a graph blocks later, see [`Session::complete_if_blocking`].
-const NEVER_BLOCKING: &[u16] = &[
-    wire::stream_wait::CALL,
-    wire::stream_wait_value::CALL,
-    wire::stream_write_value::CALL,
-    wire::stream_barrier::CALL,
-    wire::event_record::CALL,
-    wire::context_record::CALL,
-    wire::host_call::CALL,
-    wire::memory_free_ordered::CALL,
-    wire::graph_launch::CALL,
-];
-
 /// The longest wait for a worker; beyond that the host's control plane is gone.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -403,7 +389,7 @@ impl Session {
         sequence: u64,
     ) -> Result<u64> {
         if let Some(target) = target
-            && !NEVER_BLOCKING.contains(&C::CALL)
+            && C::BLOCKS
         {
             self.complete_if_blocking(context, target, sequence)?;
         }
