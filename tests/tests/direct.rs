@@ -234,6 +234,31 @@ fn killed_worker_gives_an_error_at_once_and_the_next_program_works() -> Result<(
     backend.stop()
 }
 
+// Promise: C7
+#[test]
+fn late_failure_is_reported_once_by_the_next_wait() -> Result<()> {
+    let backend = started(Some("libsluice_null_driver.so"))?;
+    let bench = Binaries::locate()?.get("sluice-bench")?;
+    // The driver has no room for the event behind it.
+    let finished = backend.run(&bench, &["failing", "unmarked_p1"])?;
+    ensure!(
+        finished.stdout == "done\ncuCtxSynchronize returned 2\ndone\ndone\ndone\ndone\n",
+        "{}\n{}",
+        finished.stdout,
+        finished.stderr
+    );
+    // It breaks its context.
+    let finished = backend.run(&bench, &["failing", "fault"])?;
+    let waits = "cuCtxSynchronize returned 700\n".repeat(2);
+    ensure!(
+        finished.stdout == format!("done\n{waits}cuLaunchKernel returned 700\n{waits}"),
+        "{}\n{}",
+        finished.stdout,
+        finished.stderr
+    );
+    backend.stop()
+}
+
 // Promise: F3
 #[test]
 fn thousand_starts_leak_no_descriptors_or_mappings() -> Result<()> {

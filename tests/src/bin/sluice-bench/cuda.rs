@@ -90,6 +90,11 @@ impl Pinned<'_> {
         // SAFETY: `bytes` bytes at `address` belong to this object, and every copy into them was waited for.
         unsafe { core::slice::from_raw_parts_mut(self.address.cast(), self.bytes) }
     }
+
+    /// The address, which kernels use, too.
+    pub(crate) fn address(&self) -> u64 {
+        self.address.addr() as u64
+    }
 }
 
 impl Drop for Pinned<'_> {

@@ -46,6 +46,7 @@ fn main() -> Result<()> {
         Some("scrub") => arbiter::print_scrub_rates(),
         Some("start") => session::print_start(),
         Some("steps") => session::print_steps(),
+        Some("failing") => rows::launch_failing(arguments.get(1).context("failing KERNEL")?),
         Some("launches") => rows::launch(arguments.get(1).context("launches NUMBER")?.parse()?),
         _ => orchestrate(&arguments),
     }

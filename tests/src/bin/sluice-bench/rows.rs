@@ -9,7 +9,10 @@ use crate::{
 };
 use anyhow::{Context as _, Result, ensure};
 use sluice_tests::performance::Measured;
-use std::time::{Duration, Instant};
+use std::{
+    ffi::CString,
+    time::{Duration, Instant},
+};
 
 /// Number of rounds of row and yardstick.
 const ROUNDS: usize = 15;
@@ -336,5 +339,24 @@ pub(crate) fn launch(number: u32) -> Result<()> {
     cuda.synchronise()?;
     println!("launched");
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).context("waiting for the end of the input")?;
+    Ok(())
+}
+
+/// Launches a kernel of the null driver whose failure comes late, and waits twice; then the same with a kernel that runs. Prints a line for
+/// each call: its error, or "done".
+pub(crate) fn launch_failing(name: &str) -> Result<()> {
+    let cuda = Cuda::on_device()?;
+    let failing = cuda.kernel(IMAGE, &CString::new(name)?)?;
+    let good = cuda.kernel(IMAGE, KERNEL)?;
+    let mut word = cuda.pin(8)?;
+    word.bytes().fill(0);
+    for kernel in [failing, good] {
+        let launched = cuda.launch(kernel, &mut [word.address(), 2, 3]);
+        // A kernel that waits for the word goes on.
+        word.bytes().fill(1);
+        for result in [launched, cuda.synchronise(), cuda.synchronise()] {
+            println!("{}", result.map_or_else(|error| error.to_string(), |()| "done".to_owned()));
+        }
+    }
     Ok(())
 }
