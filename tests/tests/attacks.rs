@@ -423,13 +423,17 @@ impl Stage {
 
     /// Runs taken-over workers at once until the attack is over, which is under way when they have reported `sign` so often.
     fn herd(&self, attack: &str, count: usize, sign: (&str, usize), progress: &Progress) -> Result<()> {
-        let clients = self.liars(attack, count)?;
-        self.wait_for_reports(sign)?;
-        progress.begin();
+        // The arbiter ends workers that break its rules, and their VM is fenced: another herd follows.
         while !progress.is_over() {
-            std::thread::sleep(Duration::from_millis(5));
+            let mut clients = self.liars(attack, count)?;
+            self.wait_for_reports(sign)?;
+            progress.begin();
+            while !progress.is_over() && all_run(&mut clients)? {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            self.end_liars(clients)?;
         }
-        self.end_liars(clients)
+        Ok(())
     }
 
     fn chain_grants(&self, workers: usize, progress: &Progress) -> Result<()> {
