@@ -264,7 +264,8 @@ fn may_write(process: &ProcessState, device: i32, address: u64) -> Result<bool> 
         || match range.kind {
             RangeOrigin::Pool(pool) => process.pools.access(pool, device) == READ_WRITE,
             RangeOrigin::Own | RangeOrigin::Global => process.peers.reaches(device, owner),
-            RangeOrigin::Imported | RangeOrigin::Internal | RangeOrigin::Mapped => false,
+            RangeOrigin::Imported(holder) => holder == device,
+            RangeOrigin::Internal | RangeOrigin::Mapped => false,
         })
 }
 

@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// Version of the records; a worker refuses a shim of another version.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// Ids of wire calls of earlier versions.
 pub const RETIRED: &[u16] = &[0x0100, 0x0102, 0x0113, 0x0500, 0x0501];
@@ -249,8 +249,9 @@ macro_rules! for_each_wire_call {
                 0x0128 wait phys_alloc_import(device: Ordinal, share: u128) -> (allocation: u64, bytes: u64);
                 /// Lets other processes of the VM open the allocation that begins at `address`.
                 0x0130 wait ipc_export(address: DeviceAddress) -> (unit: u32, share: u128, offset: u64);
-                /// Opens `bytes` from `offset` of an export of another process of the VM; `memory_free` frees it.
-                0x0131 sync ipc_open(share: u128, offset: u64, bytes: u64) -> (address: u64);
+                /// Opens `bytes` from `offset` of an export of another process of the VM, of memory on `device`, also for the device of
+                /// the current context; `memory_free` frees it.
+                0x0131 sync ipc_open(device: Ordinal, share: u128, offset: u64, bytes: u64) -> (address: u64);
             }
 
             module {

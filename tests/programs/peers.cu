@@ -1,5 +1,6 @@
 // Two devices: peer access, copies between them, graphs over both. On a machine with one device there is nothing to do.
 //   fault BEFORE   the program's second form: a kernel accesses memory of the other device before it may (1), or no longer may (0)
+//   open INPUT     its third form: opens memory of the second device with the first, by the handles that it reads from a descriptor
 #include "driver.h"
 #include <cstring>
 #include <sys/wait.h>
@@ -391,6 +392,85 @@ static void enabled(const char *program) {
     code("disable", CALL(cuCtxDisablePeerAccess, contexts[1]));
 }
 
+static const size_t SIZES[2] = {BYTES, 6 << 20};
+
+static CUresult open_handle(CUdeviceptr *address, const CUipcMemHandle &handle) {
+    return CALL(cuIpcOpenMemHandle, address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+}
+
+// The process that opens: it has no context on the second device.
+static int opener(int input) {
+    CHECK(cudaSetDevice(0));
+    CHECK(cudaFree(nullptr));
+    for (size_t size : SIZES) {
+        CUipcMemHandle handle;
+        if (read(input, &handle, sizeof handle) != sizeof handle) return 2;
+        CUdeviceptr there = 0, again = 0;
+        CUresult opened = open_handle(&there, handle);
+        code("memory of another process and device", opened);
+        if (opened != CUDA_SUCCESS) continue;
+        MUST(cuIpcOpenMemHandle, &again, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+        expect("a second open has the same address", again == there);
+        int device = -1;
+        size_t bytes = 0;
+        MUST(cuPointerGetAttribute, &device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, there);
+        MUST(cuPointerGetAttribute, &bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, there);
+        std::printf("device %d, bytes as allocated: %d\n", device, bytes == size);
+        expect("a copy from it", holds((void *)there, 5));
+        expect("a kernel", change((void *)there, 1) == cudaSuccess && holds((void *)there, 6));
+        add<<<8, 128>>>((int *)there + size / 4 - COUNT, (const int *)there, COUNT, 10);
+        expect("a kernel at its end", cudaDeviceSynchronize() == cudaSuccess);
+        int *here = filled(0, 30);
+        MUST(cuMemcpyDtoD, there, (CUdeviceptr)here, 400);
+        MUST(cuMemsetD32, there + 400, 31, 100);
+        CHECK(cudaDeviceSynchronize());
+        MUST(cuIpcCloseMemHandle, again);
+        MUST(cuIpcCloseMemHandle, there);
+        code("a third close", CALL(cuIpcCloseMemHandle, there));
+    }
+    return passed ? 0 : 1;
+}
+
+static void processes(const char *program, bool can) {
+    CHECK(cudaSetDevice(1));
+    int ends[2];
+    if (pipe(ends) != 0) return expect("a pipe", false);
+    std::fflush(stdout);
+    pid_t started = fork();
+    if (started == 0) {
+        close(ends[1]);
+        char number[16];
+        std::snprintf(number, sizeof number, "%d", ends[0]);
+        execl("/proc/self/exe", program, "open", number, (char *)nullptr);
+        _exit(127);
+    }
+    close(ends[0]);
+    int *memory[2];
+    for (int which = 0; which < 2; which++) {
+        memory[which] = filled(1, 5, SIZES[which]);
+        CUipcMemHandle handle;
+        MUST(cuIpcGetMemHandle, &handle, (CUdeviceptr)memory[which]);
+        expect("a handle is sent", write(ends[1], &handle, sizeof handle) == sizeof handle);
+    }
+    close(ends[1]);
+    std::fflush(stdout);
+    int status = -1;
+    waitpid(started, &status, 0);
+    expect("the other process ends", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    for (int which = 0; which < 2; which++) {
+        std::vector<int> values(SIZES[which] / 4);
+        CHECK(cudaMemcpy(values.data(), memory[which], SIZES[which], cudaMemcpyDefault));
+        if (can) {
+            expect("its copy and its fill", values[0] == 30 && values[99] == 30 && values[100] == 31 && values[199] == 31);
+            expect("its kernels", which == 0 ? values[200] == 16 : values[200] == 6 && values.back() == 16);
+        } else {
+            expect("nothing was written", values[0] == 5 && values[COUNT - 1] == 5);
+        }
+        CHECK(cudaFree(memory[which]));
+    }
+    CHECK(cudaSetDevice(0));
+}
+
 int main(int argc, char **argv) {
     int count = 0;
     MUST(cuInit, 0);
@@ -400,6 +480,7 @@ int main(int argc, char **argv) {
         return verdict(true);
     }
     if (argc == 3 && std::strcmp(argv[1], "fault") == 0) return fault(argv[2][0] == '1');
+    if (argc == 3 && std::strcmp(argv[1], "open") == 0) return opener(std::atoi(argv[2]));
     bool can = describe();
     begin();
     if (can)
@@ -410,5 +491,6 @@ int main(int argc, char **argv) {
     graphs();
     mappings(can);
     pools(can);
+    processes(argv[0], can);
     return verdict(passed);
 }

@@ -221,7 +221,7 @@ fn canary_of_one_vm_is_not_found_by_another_on_the_second_unit() -> Result<()> {
 }
 
 /// On GPUs that reach each other's memory, and on those that do not: every call, and the kernels.
-// Promise: C114, C115
+// Promise: C114, C115, C141
 #[test]
 fn program_of_two_gpus_prints_the_same_natively_and_remoted() -> Result<()> {
     let binaries = Binaries::locate()?;

@@ -327,10 +327,14 @@ fn write(
         pointer::SYNC_MEMOPS => word(1),
         pointer::BUFFER_ID => long(known.identity),
         pointer::IS_MANAGED => word(u32::from(known.managed)),
-        pointer::DEVICE_ORDINAL if known.kind == RangeOrigin::Mapped => {
-            word(process.blocks.device_at(known.start).unwrap_or(0).cast_unsigned())
+        pointer::DEVICE_ORDINAL => {
+            let device = match known.kind {
+                RangeOrigin::Mapped => process.blocks.device_at(known.start).unwrap_or(0),
+                RangeOrigin::Imported(device) => device,
+                _ => process.contexts.device(known.context).unwrap_or(0),
+            };
+            word(device.cast_unsigned())
         }
-        pointer::DEVICE_ORDINAL => word(process.contexts.device(known.context).unwrap_or(0).cast_unsigned()),
         pointer::IS_LEGACY_IPC_CAPABLE => flag(!known.host && known.kind == RangeOrigin::Own),
         pointer::IS_GPU_DIRECT_RDMA_CAPABLE => flag(false),
         pointer::RANGE_START => long(known.start),

@@ -183,9 +183,9 @@ pub(crate) fn cuMemPoolImportPointer(_: Call, place: Out<u64>, pool: u64, data: 
     let context = process.current()?;
     let pool = process.pools.get(pool)?;
     let shared = pool.shared.filter(|shared| shared.imported).ok_or(Error::INVALID_VALUE)?;
-    let device = process.devices.get(pool.device)?.uuid;
+    let device = process.devices.get(pool.device)?;
     let bytes = data.cast::<[u8; 64]>().get()?;
-    let token = ExportToken::from_pool_pointer(device, shared.identity, &bytes)?;
+    let token = ExportToken::from_pool_pointer(device.uuid, shared.identity, &bytes)?;
     if process.pools.is_own(shared.identity) {
         return Err(Error::INVALID_CONTEXT);
     }
@@ -193,7 +193,7 @@ pub(crate) fn cuMemPoolImportPointer(_: Call, place: Out<u64>, pool: u64, data: 
         return Err(Error::INVALID_VALUE);
     }
     let (offset, bytes) = token.within();
-    let call = wire::ipc_open::Args { share: token.share, offset, bytes };
+    let call = wire::ipc_open::Args { device: Ordinal(device.ordinal), share: token.share, offset, bytes };
     let opened = process.session.sync(context.raw, &call)?;
     let origin = RangeOrigin::Pool(pool.handle);
     place.set(process.device_map.enter(opened.address, bytes, context.raw, origin)?)

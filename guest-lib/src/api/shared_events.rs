@@ -23,7 +23,7 @@ use crate::{
 use core::time::Duration;
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaOut, DeviceAddress, ElementSize, Size},
+    field::{ArenaOut, DeviceAddress, ElementSize, Ordinal, Size},
 };
 use std::sync::{Arc, PoisonError};
 
@@ -218,7 +218,8 @@ pub(super) fn open(process: &ProcessState, context: Context, handle: &[u8; 64]) 
     release_unused(process)?;
     let (offset, place) = token.within();
     let map = || {
-        let call = wire::ipc_open::Args { share: token.share, offset, bytes: CHUNK_BYTES };
+        let device = Ordinal(process.devices.get(context.device)?.ordinal);
+        let call = wire::ipc_open::Args { device, share: token.share, offset, bytes: CHUNK_BYTES };
         let start = process.session.sync(context.raw, &call)?.address;
         process.device_map.enter(start, CHUNK_BYTES, context.raw, RangeOrigin::Internal)
     };

@@ -39,6 +39,16 @@ pub(crate) fn enable(core: &Core, other: &Core) -> Result {
     Ok(())
 }
 
+/// Gives a GPU access to the memory of other processes that this process opens on another, until the process ends.
+pub(crate) fn open(gpu: &VisibleGpu, holder: &VisibleGpu) -> Result {
+    if !reaches(gpu, holder) {
+        return Err(Error::PEER_ACCESS_UNSUPPORTED);
+    }
+    // No operation has more access than this.
+    let _ = holder.space.set_peer(Scope::Opened, (gpu.ordinal, gpu.space), 3);
+    Ok(())
+}
+
 /// Disables it.
 pub(crate) fn disable(core: &Core, other: &Core) -> Result {
     let is_enabled = end(|pair| (pair.from.0, pair.to.0) == (core.id, other.id));

@@ -663,9 +663,13 @@ impl ServeMemory for MemoryHelper {
         caller: Option<GuestContext>,
         args: memory::ipc_open,
     ) -> Result<wire::ipc_open::Reply, Code> {
-        let GuestContext { context, device, .. } = current(caller)?;
+        let GuestContext { context, device: opener, .. } = current(caller)?;
+        let owner = args.device;
+        if opener != owner && !self.driver.reaches(opener, owner)? {
+            return Err(code::PEER_ACCESS_UNSUPPORTED);
+        }
         let shared = SharedAllocation { share: args.share, offset: args.offset };
-        let address = self.memory().open_share(device, shared, args.bytes)?;
+        let address = self.memory().open_share(owner, opener, shared, args.bytes)?;
         self.notices.push(Notice::Allocated { address, bytes: args.bytes, context });
         Ok(wire::ipc_open::Reply { address })
     }

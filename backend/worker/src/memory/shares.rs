@@ -1,6 +1,6 @@
 //! Memory that several processes of one VM share: shares of chunks, which the arbiter records.
 
-use super::{Allocation, AllocationPlace, Chunk, ChunkSource, Mapper, Memory};
+use super::{Allocation, AllocationPlace, Chunk, ChunkSource, Mapper, Memory, READ_WRITE};
 use sluice_driver::{Code, code};
 use sluice_messages::custody::UNIT;
 use sluice_protocol::limits;
@@ -62,23 +62,30 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Ok((device, SharedAllocation { share, offset: address - base }))
     }
 
-    /// Maps a share; returns the address of `offset` in it.
+    /// Maps a share of memory of a device, with access for it and for the device that opens it; returns the address of `offset` in it.
     pub(crate) fn open_share(
         &mut self,
-        device: i32,
+        owner: i32,
+        opener: i32,
         shared: SharedAllocation,
         bytes: u64,
     ) -> Result<u64, Code> {
-        let chunks = self.source.open(device, shared.share)?;
+        let chunks = self.source.open(owner, shared.share)?;
         let all: u64 = chunks.iter().map(|chunk| chunk.bytes).sum();
         let inside = bytes > 0 && shared.offset.checked_add(bytes).is_some_and(|end| end <= all);
         let mapped = if inside {
-            self.map_side_by_side((device, None), all, &chunks)
+            self.map_side_by_side((owner, None), all, &chunks)
         } else {
             Err(code::INVALID_VALUE)
         };
         match mapped {
             Ok(base) => {
+                if opener != owner
+                    && let Err(failed) = self.mapper.allow(base, all, opener, READ_WRITE)
+                {
+                    self.give_up(base, all, chunks);
+                    return Err(failed);
+                }
                 let place = AllocationPlace::Opened { base, chunks, bytes: all };
                 let address = base + shared.offset;
                 self.live.insert(address, Allocation { place, group: 0, counted: 0 });

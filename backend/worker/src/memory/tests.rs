@@ -55,6 +55,10 @@ impl ChunkSource for Mock {
         world.left + world.idle
     }
 
+    fn open(&mut self, device: i32, _share: u128) -> Result<Vec<Chunk>, Code> {
+        self.take(device, 2 * MIB).map(|chunk| vec![chunk])
+    }
+
     fn give(&mut self, chunk: Chunk) {
         let mut world = self.0.borrow_mut();
         assert_eq!(world.chunks.remove(&chunk.handle), Some(chunk.bytes), "given back once");
@@ -186,6 +190,23 @@ fn peer_reaches_memory_of_now_and_of_later_until_its_access_ends() {
     memory.allocate(0, 6 * MIB).unwrap();
     assert_eq!(reached(&mock, 1, READ_WRITE), 2, "memory of later");
     assert_eq!(memory.set_peer(0, 0, 0, AccessFlags::ReadWrite), Err(code::INVALID_DEVICE), "itself");
+}
+
+// Promise: C141
+#[test]
+fn memory_of_another_process_is_reached_by_its_device_and_by_the_opener() {
+    let (mut memory, mock) = memory(256 * MIB);
+    let reached = |mock: &Mock| [0, 1, 2].map(|device| reached(mock, device, READ_WRITE));
+    let shared = SharedAllocation { share: 1, offset: 512 };
+    let (own, there) =
+        (memory.open_share(1, 1, shared, 100).unwrap(), memory.open_share(1, 0, shared, 100).unwrap());
+    assert_eq!(reached(&mock), [1, 2, 0]);
+    memory.free(there).unwrap();
+    assert_eq!(reached(&mock), [0, 1, 0]);
+    memory.free(own).unwrap();
+    assert_eq!(reached(&mock), [0, 0, 0]);
+    assert_eq!(memory.open_share(1, 0, shared, 2 * MIB), Err(code::INVALID_VALUE), "beyond the share");
+    assert!(mock.0.borrow().chunks.is_empty());
 }
 
 // Promise: C114

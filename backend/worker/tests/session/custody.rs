@@ -346,9 +346,9 @@ fn processes_of_a_vm_share_memory_and_are_charged_once() {
         assert_eq!(unit, 0);
         let charged = one.info().0;
         let open = |guest: &mut Guest, share| {
-            words::<1>(
-                guest.call(wire::ipc_open::CALL, |w| wire::ipc_open::Args { share, offset, bytes }.put(w)),
-            )
+            words::<1>(guest.call(wire::ipc_open::CALL, |w| {
+                wire::ipc_open::Args { device: Ordinal(0), share, offset, bytes }.put(w)
+            }))
         };
         let [opened] = open(&mut two, share).unwrap();
         assert_eq!(two.info().0, charged, "charged once");

@@ -62,6 +62,11 @@ fn pool_access(guest: &mut Guest, pool: u32, device: u32, peer: u32) -> u32 {
     guest.call(wire::pool_access::CALL, |w| call.put(w)).0
 }
 
+fn open(guest: &mut Guest, device: u32) -> u32 {
+    let call = wire::ipc_open::Args { device: Ordinal(device), share: 1, offset: 0, bytes: 64 };
+    guest.call(wire::ipc_open::CALL, |w| call.put(w)).0
+}
+
 // Promise: C117
 #[test]
 fn forged_calls_about_peers_are_refused_and_the_session_continues() {
@@ -77,6 +82,12 @@ fn forged_calls_about_peers_are_refused_and_the_session_continues() {
     assert_eq!(pool_access(&mut guest, limits::POOLS, 1, 0), INVALID_VALUE, "no such pool");
     assert_eq!(pool_access(&mut guest, 20, 1, 0), 0);
     assert_eq!(pool_access(&mut guest, 20, 0, 1), INVALID_VALUE, "a pool of the other device");
+    for device in [2, u32::MAX] {
+        assert_eq!(open(&mut guest, device), INVALID_DEVICE, "{device}");
+    }
+    for device in [0, 1] {
+        assert_eq!(open(&mut guest, device), INVALID_VALUE, "device {device} has no such share");
+    }
     for unknown in [Id::new(2, 1), Id::new(1, 2), Id::new(limits::CONTEXTS - 1, 1)] {
         assert_eq!(enable(&mut guest, unknown), INVALID_CONTEXT);
         assert_eq!(disable(&mut guest, unknown), INVALID_CONTEXT);

@@ -55,8 +55,8 @@ pub(crate) enum RangeOrigin {
     Global,
     /// The program's own mapping, to which it has access.
     Mapped,
-    /// Memory of another process.
-    Imported,
+    /// Memory of another process, on this device.
+    Imported(i32),
     /// The library's own, which the program must not free.
     Internal,
 }
@@ -220,7 +220,7 @@ impl DeviceMap {
 
     /// Closes memory of another process when no work uses it.
     pub(crate) fn close(&self, session: &Session, streams: &Streams, start: u64) -> Result {
-        let range = self.take(start, |kind| kind == RangeOrigin::Imported)?;
+        let range = self.take(start, |kind| matches!(kind, RangeOrigin::Imported(_)))?;
         Self::give(session, streams, range)
     }
 

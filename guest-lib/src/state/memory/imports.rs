@@ -19,7 +19,10 @@ use rustix::{
     fd::OwnedFd,
     fs::{MemfdFlags, memfd_create},
 };
-use sluice_protocol::{calls::wire, field::DeviceAddress};
+use sluice_protocol::{
+    calls::wire,
+    field::{DeviceAddress, Ordinal},
+};
 use std::{
     collections::{BTreeMap, hash_map::RandomState},
     sync::{Mutex, MutexGuard, OnceLock},
@@ -103,8 +106,7 @@ impl ExportToken {
     /// Reads the token of an event on a device.
     pub(crate) fn from_event(devices: &Devices, device: i32, bytes: &[u8; 64]) -> Result<ExportToken> {
         let token = ExportToken::from_bytes(EVENT, bytes)?;
-        token.check(devices, device)?;
-        Ok(token)
+        if token.owner(devices)? == device { Ok(token) } else { Err(Error::NOT_SUPPORTED) }
     }
 
     /// The offset in the share, and the length or place.
@@ -112,14 +114,11 @@ impl ExportToken {
         (self.offset, self.bytes)
     }
 
-    /// Checks that a token is for a device, and of another process.
-    fn check(&self, devices: &Devices, device: i32) -> Result {
-        // Memory of another device could only be accessed as a peer's.
-        if self.device != devices.get(device)?.uuid {
-            let known = devices.iter().any(|device| device.uuid == self.device);
-            return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
-        }
-        if self.process == this_process() { Err(Error::INVALID_CONTEXT) } else { Ok(()) }
+    /// The device of a token of another process.
+    fn owner(&self, devices: &Devices) -> Result<i32> {
+        let owner = devices.iter().position(|device| device.uuid == self.device);
+        let owner = owner.and_then(|index| i32::try_from(index).ok()).ok_or(Error::INVALID_VALUE)?;
+        if self.process == this_process() { Err(Error::INVALID_CONTEXT) } else { Ok(owner) }
     }
 
     /// Makes the token of a block.
@@ -166,18 +165,25 @@ impl ExportToken {
     }
 }
 
-/// The open allocations of other processes, by their addresses here, with the number of opens.
+/// An allocation of another process that a device of this one has opened.
+struct Import {
+    token: ExportToken,
+    opener: i32,
+    opens: u64,
+}
+
+/// The open allocations of other processes, by their addresses here.
 #[derive(Default)]
 pub(crate) struct Imports {
-    open: Mutex<BTreeMap<u64, (ExportToken, u64)>>,
+    open: Mutex<BTreeMap<u64, Import>>,
 }
 
 impl Imports {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (ExportToken, u64)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Import>> {
         self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Opens another process's allocation in a context; every open returns the same address.
+    /// Opens another process's allocation in a context; every open on a device returns the same address.
     pub(crate) fn open(
         &self,
         session: &Session,
@@ -187,18 +193,18 @@ impl Imports {
         handle: &[u8; 64],
     ) -> Result<u64> {
         let token = ExportToken::from_bytes(MEMORY, handle)?;
-        token.check(devices, context.device)?;
+        let (owner, opener) = (token.owner(devices)?, context.device);
         let mut open = self.lock();
-        if let Some((address, (_, count))) = open.iter_mut().find(|(_, (other, _))| *other == token) {
-            *count += 1;
+        let known = open.iter_mut().find(|(_, import)| import.token == token && import.opener == opener);
+        if let Some((address, import)) = known {
+            import.opens += 1;
             return Ok(*address);
         }
-        let opened = session.sync(
-            context.raw,
-            &wire::ipc_open::Args { share: token.share, offset: token.offset, bytes: token.bytes },
-        )?;
-        let address = device_map.enter(opened.address, token.bytes, context.raw, RangeOrigin::Imported)?;
-        open.insert(address, (token, 1));
+        let ExportToken { share, offset, bytes, .. } = token;
+        let device = Ordinal(devices.get(owner)?.ordinal);
+        let opened = session.sync(context.raw, &wire::ipc_open::Args { device, share, offset, bytes })?;
+        let address = device_map.enter(opened.address, bytes, context.raw, RangeOrigin::Imported(owner))?;
+        open.insert(address, Import { token, opener, opens: 1 });
         Ok(address)
     }
 
@@ -212,9 +218,9 @@ impl Imports {
     ) -> Result {
         {
             let mut open = self.lock();
-            let (_, count) = open.get_mut(&address).ok_or(Error::INVALID_VALUE)?;
-            *count -= 1;
-            if *count > 0 {
+            let import = open.get_mut(&address).ok_or(Error::INVALID_VALUE)?;
+            import.opens -= 1;
+            if import.opens > 0 {
                 return Ok(());
             }
             open.remove(&address);

@@ -2,12 +2,13 @@
 
 use sluice_cuda_frontend::given;
 
-use crate::context::{Core, current_core};
+use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::event;
 use crate::ffi::Out;
-use crate::gpu;
+use crate::gpu::{self, VisibleGpu};
 use crate::memory::{BlockKind, Name, Named};
+use crate::peers;
 
 /// `CUipcMemHandle`, passed by value.
 #[derive(Clone, Copy)]
@@ -17,15 +18,11 @@ pub(super) struct IpcHandle([u8; 64]);
 /// The only flag of an open; it is required.
 const LAZY_PEER_ACCESS: u32 = 1;
 
-/// The name in a handle, of an object on the device of a context.
-fn name(core: &Core, named: Named, handle: IpcHandle) -> Result<Name> {
+/// The name in a handle, and the device of the object.
+fn name(named: Named, handle: IpcHandle) -> Result<(&'static VisibleGpu, Name)> {
     let name = Name::from_bytes(named, &handle.0).ok_or(Error::INVALID_VALUE)?;
-    // Memory of another device would need peer access, which does not exist.
-    if name.device != core.gpu.identity.uuid {
-        let known = gpu::all()?.iter().any(|gpu| gpu.identity.uuid == name.device);
-        return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
-    }
-    Ok(name)
+    let holder = gpu::all()?.iter().find(|gpu| gpu.identity.uuid == name.device);
+    Ok((holder.ok_or(Error::INVALID_VALUE)?, name))
 }
 
 fn open(place: Out<u64>, handle: IpcHandle, flags: u32) -> Result {
@@ -34,8 +31,11 @@ fn open(place: Out<u64>, handle: IpcHandle, flags: u32) -> Result {
         return Err(Error::INVALID_VALUE);
     }
     let core = current_core()?;
-    let name = name(&core, Named::Memory, handle)?;
-    place.set(core.gpu.space.open_name(core.maker(), name)?)
+    let (holder, name) = name(Named::Memory, handle)?;
+    if holder.ordinal != core.gpu.ordinal {
+        peers::open(core.gpu, holder)?;
+    }
+    place.set(holder.space.open_name(core.maker(), name)?)
 }
 
 calls! {
@@ -59,7 +59,10 @@ calls! {
     fn cuIpcOpenEventHandle(place: Out<u64>, handle: IpcHandle) {
         place.required()?;
         let core = current_core()?;
-        let name = name(&core, Named::Event, handle)?;
+        let (holder, name) = name(Named::Event, handle)?;
+        if holder.ordinal != core.gpu.ordinal {
+            return Err(Error::NOT_SUPPORTED);
+        }
         place.set(event::open_shared(core, name)?)
     }
 
@@ -69,11 +72,12 @@ calls! {
 
     fn cuIpcCloseMemHandle(address: u64) {
         let core = current_core()?;
-        if core.gpu.block_at(address).is_some_and(|block| block.is_of_imported_pool()) {
-            return Err(Error::INVALID_VALUE);
-        }
-        if core.gpu.space.close_name(address)? {
-            core.gpu.free(address, &[BlockKind::Imported])?;
+        let opened = |gpu: &&&VisibleGpu| {
+            gpu.block_at(address).is_some_and(|block| !block.is_of_imported_pool())
+        };
+        let holder = gpu::all()?.iter().find(opened).ok_or(Error::INVALID_VALUE)?;
+        if holder.space.close_name(address)? {
+            holder.free(address, &[BlockKind::Imported])?;
         }
         core.health.check()
     }

@@ -43,7 +43,7 @@ pub(crate) enum Scope {
     Contexts,
     /// That of the pool with this handle.
     Pool(u64),
-    /// That of other processes, to which no other GPU gets access.
+    /// That of other processes.
     Opened,
 }
 
