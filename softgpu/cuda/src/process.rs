@@ -13,6 +13,7 @@ use softgpu_engine::{LOCAL_WINDOW, Pool, SHARED_WINDOW};
 use crate::error::{Error, Result};
 use crate::gpu::{self, VisibleGpu};
 use crate::lock::lock;
+use crate::log::log;
 use crate::memory::{Rates, Space};
 use crate::primary::Primary;
 use crate::{lifetime, schedule, visible};
@@ -55,6 +56,7 @@ pub(crate) fn start(flags: u32) -> Result {
         failed(&error);
         Error::UNKNOWN
     })?;
+    softgpu_engine::reserve_code(|text| log!("{text}"));
     let windows = [SHARED_WINDOW, LOCAL_WINDOW].map(|window| {
         Reservation::at(window.start, window.end - window.start).map_err(|error| {
             failed(&format_args!("cannot reserve addresses at {:#x}: {error}", window.start));

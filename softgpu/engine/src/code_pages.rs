@@ -1,40 +1,24 @@
-//! Memory for machine code: written first, then executable and never writable again; and the call of that code.
+//! Machine code in the area of the process, and the call of that code.
 
-#![expect(unsafe_code, reason = "the system maps and protects pages, and the code in them is called")]
+#![expect(unsafe_code, reason = "the code is called")]
 
 use core::ffi::c_void;
 use core::ops::Range;
-use core::ptr::NonNull;
 
+use crate::code_area::CodeArea;
 use crate::regs::Frame;
 
-/// CodePages with code, until they are dropped.
+/// Machine code, until it is dropped.
 pub(crate) struct CodePages {
-    start: NonNull<c_void>,
-    len: usize,
+    area: &'static CodeArea,
+    range: Range<usize>,
 }
 
-// SAFETY: nothing writes to the pages after their creation.
-unsafe impl Send for CodePages {}
-// SAFETY: as above.
-unsafe impl Sync for CodePages {}
-
 impl CodePages {
-    /// Maps `code`. `None` if the system refuses memory, or code.
+    /// Places `code`. `None` if the system refuses memory for code, or there is no room.
     pub(crate) fn new(code: &[u8]) -> Option<CodePages> {
-        let len = code.len().max(1).next_multiple_of(4096);
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping at an address that the system chooses.
-        let start = unsafe { libc::mmap(core::ptr::null_mut(), len, access, kind, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return None;
-        }
-        let pages = CodePages { start: NonNull::new(start)?, len };
-        // SAFETY: the mapping has room for the code, and no other user.
-        unsafe { core::ptr::copy_nonoverlapping(code.as_ptr(), start.cast(), code.len()) };
-        // SAFETY: the mapping is ours.
-        let result = unsafe { libc::mprotect(start, len, libc::PROT_READ | libc::PROT_EXEC) };
-        (result == 0).then_some(pages)
+        let area = CodeArea::of_process()?;
+        Some(CodePages { area, range: area.place(code)? })
     }
 }
 
@@ -188,7 +172,7 @@ impl RunEnd {
 #[inline(always)]
 pub(crate) fn call(pages: &CodePages, offset: usize, frame: &Frame, call: &mut RunCall<'_>) -> RunEnd {
     type Function = unsafe extern "sysv64" fn(*mut u32, *const u32, *mut RunCall<'_>) -> u32;
-    let start = pages.start.as_ptr().wrapping_byte_add(offset);
+    let start = pages.area.start().as_ptr().wrapping_byte_add(pages.range.start + offset);
     let (regs, consts) = frame.areas();
     // SAFETY: the emitter has put a function of this type there, for a processor with AVX2.
     let function = unsafe { core::mem::transmute::<*mut c_void, Function>(start) };
@@ -200,13 +184,13 @@ pub(crate) fn call(pages: &CodePages, offset: usize, frame: &Frame, call: &mut R
 /// There is no machine code for other processors.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 pub(crate) fn call(pages: &CodePages, offset: usize, frame: &Frame, call: &mut RunCall<'_>) -> RunEnd {
-    let _ = (pages.start, offset, frame.areas(), call);
+    let _ = (pages.area.start(), offset, frame.areas(), call);
     unreachable!("code is only made for x86-64");
 }
 
 impl Drop for CodePages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nothing executes it: a launch holds the module that owns it.
-        unsafe { libc::munmap(self.start.as_ptr(), self.len) };
+        // No thread executes the code: a launch holds the module that owns it.
+        self.area.give_back(self.range.clone());
     }
 }

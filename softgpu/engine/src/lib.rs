@@ -4,13 +4,14 @@
 //! launches of its kernels, 32 lanes per dispatched instruction. The engine owns decoded code and the threads that execute it. It
 //! knows nothing of CUDA handles, contexts or files, and accesses memory only in ranges that [`Memory`] returns.
 //!
-//! From the bottom up: `api`, `image`, `ptx`, `regs`, `code_pages` and `ir` are types, and so are a `module` and its `launch`. `exec` has
+//! From the bottom up: `api`, `image`, `ptx`, `regs`, `code_area`, `code_pages` and `ir` are types, and so are a `module` and its `launch`. `exec` has
 //! the handlers of instructions, makes machine code of many at once, and runs a launch. `lower` makes code that names those
 //! handlers, `load` makes a module of it, and `pool` has the threads.
 //!
 //! Folders from top to bottom: lower, exec, ptx.
 
 mod api;
+mod code_area;
 mod code_pages;
 mod exec;
 mod image;
@@ -22,6 +23,12 @@ mod module;
 mod pool;
 mod ptx;
 mod regs;
+
+/// Reserves addresses for the machine code of the process, which needs no other mapping for code afterwards. Without it, the first code
+/// does. `log` gets messages about machine code.
+pub fn reserve_code(log: fn(core::fmt::Arguments<'_>)) {
+    exec::machine::reserve_code(log);
+}
 
 pub use api::{
     Fault, FaultKind, Global, Kernel, LOCAL_WINDOW, LoadError, LoadErrorKind, Memory, Param, Runtime,

@@ -9,8 +9,7 @@
 //! gets its runs when the interpreter has entered it often.
 //!
 //! The interpreter is the fallback, and the definition: machine code gives the same bits. It is used where the processor lacks AVX2, where
-//! the system refuses executable memory, and where `SLUICE_SOFTGPU_JIT` is 0. It is that in Sluice's workers, whose filter of system calls
-//! allows no new code.
+//! the system refuses executable memory, where the area for code is full, and where `SLUICE_SOFTGPU_JIT` is 0.
 
 mod emit;
 mod encode;
@@ -20,6 +19,7 @@ mod plan;
 use core::sync::atomic::AtomicU32;
 use std::sync::OnceLock;
 
+use crate::code_area::{self, CodeArea};
 use crate::code_pages::CodePages;
 use crate::exec::dispatch;
 use crate::exec::warp::SPIN_COST;
@@ -40,7 +40,14 @@ fn enabled() -> bool {
     })
 }
 
-/// Translates the runs of a function. `None` if there are none, or the system refuses executable memory.
+/// Reserves the area for code, if there will be code. `log` gets messages about it.
+pub(crate) fn reserve_code(log: fn(core::fmt::Arguments<'_>)) {
+    if enabled() {
+        CodeArea::reserve(log);
+    }
+}
+
+/// Translates the runs of a function. `None` if there are none, or no memory for code.
 pub(crate) fn translate(code: &LoweredCode) -> Option<Translation> {
     if !enabled() {
         return None;
@@ -70,5 +77,8 @@ pub(crate) fn translate(code: &LoweredCode) -> Option<Translation> {
         return None;
     }
     let has_barrier = insts.iter().any(|i| i.op == Op::Barrier);
-    Some(Translation { insts, has_barrier, runs: entries, pages: CodePages::new(&bytes)? })
+    let pages = CodePages::new(&bytes)?;
+    let (runs, len) = (entries.len(), bytes.len());
+    code_area::tell(format_args!("{}: machine code for {runs} sequences, {len} bytes", code.name));
+    Some(Translation { insts, has_barrier, runs: entries, pages })
 }
