@@ -170,12 +170,17 @@ impl Launcher {
         if let Some(lifeline) = &lifeline {
             epoll::add(&events, lifeline, EventData::new_u64(LIFELINE), EventFlags::RDHUP).map_err(set_up)?;
         }
-        let environment: Vec<_> = std::env::vars_os().filter(|(name, _)| passes(name)).collect();
+        let inherited: Vec<_> = std::env::vars_os().filter(|(name, _)| passes(name)).collect();
         let memory = cgroup::memory_of_vm(limits);
+        let environment = |kind| {
+            // Only workers execute kernels: the others have no use for memory with code.
+            let none = (kind != ProgramKind::Worker).then(|| ("SLUICE_SOFTGPU_JIT".into(), "0".into()));
+            inherited.iter().cloned().chain(none).collect()
+        };
         let program = |path, kind, capabilities| Program {
             path,
             arguments: vec!["--control-fd".into(), spawn::FIRST.to_string().into()],
-            environment: environment.clone(),
+            environment: environment(kind),
             limits: ResourceLimits::new(kind, memory, limits.worker_tasks),
             capabilities,
             confinement: None,

@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit};
 use sluice_protocol::limits;
 
 /// The program of a process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProgramKind {
     Device,
     Worker,

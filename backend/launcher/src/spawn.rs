@@ -119,8 +119,6 @@ pub(crate) fn prepare(
     command.args(&program.arguments).args(&shape.arguments);
     command.env_clear().envs(program.environment.iter().map(|(name, value)| (name, value)));
     command.envs(confinement.into_iter().flat_map(Confinement::variables));
-    // The filters of our processes end one that maps code, so the software GPU interprets kernels there.
-    command.env("SLUICE_SOFTGPU_JIT", "0");
     if let Some(devices) = shape.visible.variable() {
         // Set before the driver reads it: it reads this once, and later code cannot widen it.
         command.env("CUDA_VISIBLE_DEVICES", devices);

@@ -183,7 +183,12 @@ pub(crate) fn software() -> Vec<Rule> {
             &[(2, PROT_READ | PROT_WRITE), (3, MAPPING)],
             "memory of the software GPU at addresses that the caller chooses; never code",
         ),
-        Rule::without(SYS_mprotect, 2, PROT_EXEC, "the code of kernels is interpreted, so none is mapped"),
+        Rule::without(
+            SYS_mprotect,
+            2,
+            PROT_EXEC,
+            "an area for the code of kernels is mapped before; no other code is",
+        ),
         Rule::one_of(
             SYS_madvise,
             2,
@@ -207,9 +212,12 @@ pub(crate) fn software() -> Vec<Rule> {
         Rule::any(SYS_flock, "the software GPU's files, shared by processes"),
         Rule::any(SYS_lseek, "the number of a device, kept as the position of an open file"),
         Rule::any(SYS_ftruncate, "the length of the software GPU's files"),
-        Rule::any(SYS_fallocate, "memory of the software GPU is taken and given back"),
+        Rule::any(
+            SYS_fallocate,
+            "memory of the software GPU, and of the code of kernels, is taken and given back",
+        ),
         Rule::any(SYS_pread64, "the software GPU's memory"),
-        Rule::any(SYS_pwrite64, "the software GPU's memory"),
+        Rule::any(SYS_pwrite64, "the software GPU's memory, and the code of kernels"),
         Rule::any(SYS_msync, "checking that an address is mapped"),
         Rule::only(SYS_memfd_create, &[(1, MEMFD)], "memory of a test's driver"),
     ]

@@ -3,6 +3,8 @@
 
 #![allow(unsafe_code, reason = "fork, and raw system calls")]
 
+use std::os::fd::AsRawFd as _;
+
 use sluice_sandbox::{DriverBranch, DriverList, Role, enter};
 
 #[derive(Debug, PartialEq, Eq)]
@@ -384,6 +386,39 @@ fn worker_may_open_files_only_until_it_is_settled() {
     assert_eq!(under(&worker, || map(libc::PROT_READ | libc::PROT_EXEC)), WORKED);
     assert_eq!(under(&settled, || map(libc::PROT_READ | libc::PROT_EXEC)), KILLED);
     assert_eq!(under(&stack(Role::Worker(nvidia())), open_file), WORKED);
+}
+
+// Promise: S96
+#[test]
+fn settled_worker_changes_code_through_its_file_and_maps_none() {
+    const RETURN: [u8; 1] = [0xc3];
+    let file = rustix::fs::memfd_create("code", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 4096).unwrap();
+    let descriptor = file.as_raw_fd();
+    let map_file = |protection| {
+        // SAFETY: a new mapping at an address that the system chooses.
+        unsafe { libc::mmap(core::ptr::null_mut(), 4096, protection, libc::MAP_SHARED, descriptor, 0) }
+    };
+    let code = map_file(libc::PROT_READ | libc::PROT_EXEC);
+    assert_ne!(code, libc::MAP_FAILED);
+    let roles = stack(Role::WorkerSettled);
+    // SAFETY: the page has no other user.
+    let protect = |protection| unsafe { libc::mprotect(code, 4096, protection) } == 0;
+    let change = || {
+        // SAFETY: the bytes are a constant, and the file has a page.
+        let written = unsafe { libc::pwrite(descriptor, RETURN.as_ptr().cast(), RETURN.len(), 0) } == 1;
+        // SAFETY: the page is mapped for reading.
+        let seen = unsafe { code.cast::<u8>().read_volatile() } == RETURN[0];
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: the range is that of the file.
+        let went = unsafe { libc::fallocate(descriptor, hole, 0, 4096) } == 0;
+        // SAFETY: as above.
+        written && seen && went && unsafe { code.cast::<u8>().read_volatile() } == 0
+    };
+    assert_eq!(under(&roles, change), WORKED);
+    assert_eq!(under(&roles, || protect(libc::PROT_READ)), WORKED);
+    assert_eq!(under(&roles, || protect(READ_EXECUTE as i32)), KILLED);
+    assert_eq!(under(&roles, || map_file(READ_EXECUTE as i32) != libc::MAP_FAILED), KILLED);
 }
 
 // Promise: F5

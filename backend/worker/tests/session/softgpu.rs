@@ -106,9 +106,7 @@ impl Device {
     fn with(variables: &[(&'static str, &str)], terms: Terms) -> Device {
         let state = TempDir::new().unwrap();
         let driver = std::env::current_exe().unwrap().with_file_name("libsoftgpu_cuda.so");
-        // As the launcher sets it: the filter ends a worker that maps code.
-        let mut environment =
-            vec![("SLUICE_SOFTGPU_STATE", state.path().into()), ("SLUICE_SOFTGPU_JIT", "0".into())];
+        let mut environment = vec![("SLUICE_SOFTGPU_STATE", state.path().into())];
         environment.extend(variables.iter().map(|(name, value)| (*name, OsString::from(value))));
         let of_lender: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
         let arbiter = Elsewhere::start(&driver, &of_lender, terms);
@@ -295,6 +293,77 @@ fn kernel_adds_vectors_in_place_and_gathered() {
             0
         );
     }
+}
+
+const COUNTS: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+
+.visible .entry count(.param .u64 at)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [at];
+    ld.global.u32 %r1, [%rd1];
+    add.u32 %r1, %r1, 3;
+    sub.u32 %r1, %r1, 2;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+";
+
+// Promise: S96
+#[test]
+fn hot_kernel_of_a_session_runs_as_machine_code() {
+    if !has_machine_code() {
+        sluice_skip::skip("there is no machine code for this processor");
+        return;
+    }
+    let mut device = Device::new();
+    device.environment.push(("SLUICE_SOFTGPU_LOG", "1".into()));
+    let mut guest = device.guest_with_log(limits::MAPPED_RUNS, false, Stdio::piped());
+    let arena = guest.attach(1, ARENA, 4 << 20);
+    let (result, module) = load(&mut guest, &arena, COUNTS, false);
+    assert_eq!(result, 0);
+    let (count, _) = find(&mut guest, module, 0, "count");
+    arena.write(2 << 20, &[0; 4]);
+    let at = ARENA + (2 << 20);
+    // A function gets machine code when it has been entered some tens of times.
+    for _ in 0..200 {
+        let sequence = launch(&mut guest, 0, count, &at.to_le_bytes());
+        guest.wait(0, sequence);
+    }
+    assert_eq!(arena.read(2 << 20, 4), 200u32.to_le_bytes());
+    let log = BufReader::new(guest.worker.stderr.take().expect("a pipe"));
+    let made = log.lines().map(|line| line.expect("text")).find(|line| line.contains("machine code"));
+    assert!(
+        made.as_ref().is_some_and(|line| line.starts_with("softgpu: count: machine code for ")),
+        "{made:?}"
+    );
+    // The kernel shows the mappings of a confined process to root only.
+    if rustix::process::geteuid().is_root() {
+        assert!(executed_bytes(guest.worker.id()) > 0, "no page with code was executed");
+    }
+}
+
+fn has_machine_code() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return ["avx2", "fma", "bmi1", "bmi2", "popcnt", "f16c"].iter().all(|name| {
+        let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        flags.split_whitespace().any(|flag| flag == *name)
+    });
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Bytes of its area for machine code that a worker has executed: it is mapped for that only.
+fn executed_bytes(worker: u32) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{worker}/smaps")).unwrap();
+    let area = maps.split_once("r-xs").expect("an area").1;
+    assert!(area.lines().next().is_some_and(|name| name.contains("/memfd:softgpu-code")), "{area}");
+    let resident = area.lines().find_map(|line| line.strip_prefix("Rss:")).expect("resident memory");
+    resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
 #[test]
