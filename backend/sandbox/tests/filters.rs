@@ -402,6 +402,7 @@ fn settled_worker_changes_code_through_its_file_and_maps_none() {
     let code = map_file(libc::PROT_READ | libc::PROT_EXEC);
     assert_ne!(code, libc::MAP_FAILED);
     let roles = stack(Role::WorkerSettled);
+    let executable = libc::PROT_READ | libc::PROT_EXEC;
     // SAFETY: the page has no other user.
     let protect = |protection| unsafe { libc::mprotect(code, 4096, protection) } == 0;
     let change = || {
@@ -417,8 +418,8 @@ fn settled_worker_changes_code_through_its_file_and_maps_none() {
     };
     assert_eq!(under(&roles, change), WORKED);
     assert_eq!(under(&roles, || protect(libc::PROT_READ)), WORKED);
-    assert_eq!(under(&roles, || protect(READ_EXECUTE as i32)), KILLED);
-    assert_eq!(under(&roles, || map_file(READ_EXECUTE as i32) != libc::MAP_FAILED), KILLED);
+    assert_eq!(under(&roles, || protect(executable)), KILLED);
+    assert_eq!(under(&roles, || map_file(executable) != libc::MAP_FAILED), KILLED);
 }
 
 // Promise: F5
