@@ -7,6 +7,9 @@ use crate::reach::Targets;
 /// Largest length of an order.
 pub const ORDER_BYTES: usize = 16 << 10;
 
+/// Outcome of an attempt that has the device ended, which sends no report of it.
+pub const ENDED: &str = "ended";
+
 /// An order to a hostile device. One message; descriptors may come with it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Order {
@@ -27,6 +30,4 @@ pub struct Order {
 pub struct Report {
     /// Things that the device has seen.
     pub outcome: String,
-    /// Things that it should have seen.
-    pub expected: String,
 }

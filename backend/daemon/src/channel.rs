@@ -8,11 +8,14 @@ use std::{
 
 use rustix::{fd::BorrowedFd, net::sockopt};
 use sluice_messages::channel::{self, Message, ReceiveError, Received};
-use sluice_runtime::closer::Closer;
+use sluice_runtime::{closer::Closer, peer_time::PeerTime};
 use sluice_shared_memory::socket;
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    sync::{
+        Notify,
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    },
 };
 
 use crate::async_fd::watch;
@@ -55,38 +58,6 @@ impl<In: Message, Out: Message> Channel<In, Out> {
         self.socket.async_io(Interest::READABLE, read).await
     }
 
-    /// The next message of a peer that a guest can take over; `None` if the peer is gone. `closer` closes its descriptors.
-    ///
-    /// # Errors
-    /// As [`Channel::receive`].
-    pub(crate) async fn receive_from_stranger(&self, closer: &Closer) -> io::Result<Option<In>> {
-        let read = |socket: &OwnedFd| match read_from_stranger(socket, closer) {
-            Ok(Received::Message(message, _)) => Ok(Some(message)),
-            Ok(Received::Closed) => Ok(None),
-            Ok(Received::Empty) => Err(io::ErrorKind::WouldBlock.into()),
-            Err(ReceiveError::Failed(error)) => Err(error.into()),
-            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
-        };
-        self.socket.async_io(Interest::READABLE, read).await
-    }
-
-    /// Takes no more messages of a peer that a guest can take over, whose calls fail from now on. `closer` closes the descriptors of messages
-    /// that were not received: with them, the close of this socket could wait for their last close.
-    pub(crate) fn refuse_messages(&self, closer: &Closer) {
-        /// Bytes of the sender's buffer that every message takes at least, also an empty one.
-        const LEAST: usize = 256;
-        let socket = self.socket.get_ref();
-        // It may be closed already.
-        _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
-        // Both ends have buffers of the same size. An empty message looks like the end, so the messages are counted.
-        let most = sockopt::socket_send_buffer_size(socket).unwrap_or_default() / LEAST;
-        for _ in 0..most {
-            if let Err(ReceiveError::Failed(_)) = read_from_stranger::<In>(socket, closer) {
-                break;
-            }
-        }
-    }
-
     /// Sends a message with its descriptors.
     ///
     /// # Errors
@@ -102,6 +73,86 @@ impl<In: Message, Out: Message> Channel<In, Out> {
     pub(crate) async fn send_setup(&self, setup: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let write = |socket: &OwnedFd| Ok(socket::send(socket, setup, descriptors)?);
         self.socket.async_io(Interest::WRITABLE, write).await
+    }
+}
+
+/// A socket to a peer that a guest can take over.
+#[derive(Debug)]
+pub(crate) struct StrangerChannel<In, Out> {
+    channel: Channel<In, Out>,
+    time: PeerTime,
+    /// Notified when calls on the socket have taken too much time.
+    crowded: Notify,
+}
+
+impl<In: Message, Out: Message> StrangerChannel<In, Out> {
+    /// Takes over a connected socket.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self { channel: Channel::new(socket)?, time: PeerTime::new(), crowded: Notify::new() })
+    }
+
+    /// Returns once the peer has let a crowd wait on the socket: each further call would take time of all VMs.
+    pub(crate) async fn crowded(&self) {
+        self.crowded.notified().await;
+    }
+
+    fn measure<R>(&self, call: impl FnOnce() -> R) -> R {
+        let result = self.time.measure(call);
+        if self.time.is_over() {
+            self.crowded.notify_one();
+        }
+        result
+    }
+
+    /// The next message; `None` if the peer is gone. `closer` closes its descriptors.
+    ///
+    /// # Errors
+    /// As [`Channel::receive`].
+    pub(crate) async fn receive(&self, closer: &Closer) -> io::Result<Option<In>> {
+        let read = |socket: &OwnedFd| match self.measure(|| read_from_stranger(socket, closer)) {
+            Ok(Received::Message(message, _)) => Ok(Some(message)),
+            Ok(Received::Closed) => Ok(None),
+            Ok(Received::Empty) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(ReceiveError::Failed(error)) => Err(error.into()),
+            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+        };
+        self.channel.socket.async_io(Interest::READABLE, read).await
+    }
+
+    /// Sends a message with its descriptors.
+    ///
+    /// # Errors
+    /// The kernel's; `BrokenPipe` if the peer is gone, or is to end for its crowd.
+    pub(crate) async fn send(&self, message: &Out, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = message.encode();
+        let write = |socket: &OwnedFd| {
+            if self.time.is_over() {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(self.measure(|| socket::send(socket, &bytes, descriptors))?)
+        };
+        self.channel.socket.async_io(Interest::WRITABLE, write).await
+    }
+
+    /// Takes no more messages of the peer, whose calls fail from now on. `closer` closes the descriptors of messages
+    /// that were not received: with them, the close of this socket could wait for their last close.
+    pub(crate) fn refuse_messages(&self, closer: &Closer) {
+        /// Bytes of the sender's buffer that every message takes at least, also an empty one.
+        const LEAST: usize = 256;
+        let socket = self.channel.socket.get_ref();
+        // It may be closed already.
+        _ = self.measure(|| rustix::net::shutdown(socket, rustix::net::Shutdown::Read));
+        // Both ends have buffers of the same size. An empty message looks like the end, so the messages are counted.
+        let most = sockopt::socket_send_buffer_size(socket).unwrap_or_default() / LEAST;
+        for _ in 0..most {
+            let read = self.measure(|| read_from_stranger::<In>(socket, closer));
+            if matches!(read, Err(ReceiveError::Failed(_))) {
+                break;
+            }
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Kinds of events whose counters start at 0, so that a rate is known from the first event on.
-const EVENTS: [&str; 14] = [
+const EVENTS: [&str; 15] = [
     "abuse",
     "ledger-broken",
     "drift",
@@ -36,6 +36,7 @@ const EVENTS: [&str; 14] = [
     "hung",
     "xid",
     "arbiter-ended",
+    "device-crowd",
     "worker-without-session",
     "session-without-worker",
 ];

@@ -79,6 +79,11 @@ pub(crate) enum UnitEvent {
         /// The GPU instance, or [`WHOLE`](sluice_messages::inventory::WHOLE).
         instance: u32,
     },
+    /// A device was killed because it let a crowd wait on its socket.
+    Crowd {
+        /// The VM.
+        vm: u32,
+    },
     /// A worker was killed and still exists.
     Hung {
         /// The VM.

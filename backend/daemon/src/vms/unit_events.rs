@@ -158,6 +158,9 @@ impl UnitEvents {
                 self.quarantine(unit, &reason);
             }
             UnitEvent::Xid { unit, xid, process, instance } => self.on_xid(unit, xid, process, instance),
+            UnitEvent::Crowd { vm } => self.event("device-crowd", vm, || {
+                "its device let a crowd of threads wait on its socket, and was killed".to_owned()
+            }),
             UnitEvent::Hung { vm, process } => {
                 self.event("hung", vm, || format!("process {process} was killed and still exists"));
                 self.fence(vm, "a killed worker of it still exists");

@@ -15,7 +15,7 @@ use sluice_messages::control::{
 };
 use sluice_messages::custody::CustodyRequest;
 use sluice_messages::inventory::Visible;
-use sluice_tests::hostile_device::Order;
+use sluice_tests::hostile_device::{ENDED, Order};
 use sluice_tests::reach::ATTEMPTS;
 
 use crate::{Answer, Hostile};
@@ -57,6 +57,7 @@ pub(crate) fn all(order: &Order) -> Vec<Attempt> {
     all.extend(malformed());
     all.extend(foreign(order));
     all.extend(descriptors());
+    all.push(attempt("a crowd that waits on its socket to sluiced", ENDED, |device, _| device.crowd()));
     // Only its filter keeps it from signals: it ends its workers by them, because they have no cgroups here.
     let by_filter_only = "signal";
     all.extend(ATTEMPTS.into_iter().map(|(name, reach)| Attempt {

@@ -2,7 +2,7 @@
 //! one; for a VM it attacks the host in the filter and the confinement of the real one.
 //!
 //! A test is its guest: it connects to the device's socket, sends an [`Order`], and gets a [`Report`]. The attempts are data
-//! ([`attempts`]); with `--attempts` the program prints their names. Attempts that are [`Attempt::lifted`] run without a filter, as if a
+//! ([`attempts`]); with `--attempts` the program prints their names and expected outcomes. Attempts that are [`Attempt::lifted`] run without a filter, as if a
 //! flaw in the kernel had lifted it. The test judges the effect on a neighbour, an operator and the processes of the host.
 
 #![expect(unsafe_code, reason = "adopts inherited descriptors")]
@@ -16,6 +16,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use rustix::event::epoll::{self, EventData};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg};
@@ -35,7 +36,7 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
     if arguments.iter().any(|argument| argument == "--attempts") {
         let names = attempts::all(&Order::default());
-        names.iter().for_each(|attempt| println!("{}", attempt.name));
+        names.iter().for_each(|attempt| println!("{}\t{}", attempt.name, attempt.expected));
         return Ok(());
     }
     if arguments.iter().any(|argument| argument == "--direct") {
@@ -60,7 +61,7 @@ fn main() -> Result<()> {
     }
     let mut device = Hostile { control, listener, order, given, next: 1 << 20 };
     let outcome = (attempt.run)(&mut device, attempt).unwrap_or_else(|error| format!("failed: {error:#}"));
-    let report = Report { outcome, expected: attempt.expected.clone() };
+    let report = Report { outcome };
     guest.write_all(&serde_json::to_vec(&report)?)?;
     guest.shutdown(std::net::Shutdown::Write)?;
     // Until it is ended.
@@ -160,6 +161,33 @@ impl Hostile {
             }
         }
         bail!("sluiced takes messages still")
+    }
+
+    /// Has so many event loops wait on its socket that each message of `sluiced` takes long, and lets it send messages until this process is
+    /// ended.
+    fn crowd(&self) -> Result<String> {
+        /// Event loops, and descriptors of the socket that each watches: within the limit of descriptors.
+        const EACH: usize = 1200;
+        let sockets = (0..EACH).map(|_| self.control.try_clone()).collect::<Result<Vec<_>, _>>()?;
+        let mut loops = Vec::new();
+        for _ in 0..EACH {
+            let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            for socket in &sockets {
+                epoll::add(&events, socket, EventData::new_u64(0), epoll::EventFlags::IN)?;
+            }
+            loops.push(events);
+        }
+        for session in 0.. {
+            match self.want(session) {
+                Ok(()) => drop(self.receive()?),
+                // It is to be killed.
+                Err(Errno::PIPE) => break,
+                Err(error) => return Err(error.into()),
+            }
+            self.say(FromDevice::SessionEnded { session }).ok();
+        }
+        std::thread::park_timeout(TIMEOUT);
+        bail!("{EACH} event loops do no harm")
     }
 
     /// Tells what is expected of an attempt after which `sluiced` either serves or does not.

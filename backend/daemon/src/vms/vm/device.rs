@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     handover::running::{LaunchError, Started},
-    records::state::adoption::DeviceRecord,
+    records::{state::adoption::DeviceRecord, unit_event::UnitEvent},
     spec::VmSpec,
 };
 
@@ -148,12 +148,12 @@ impl Vm {
     }
 
     /// Answers the device until it ends. The messages of a device that breaks the protocol are ignored from then on, but it
-    /// keeps running, because its guest uses its sessions.
+    /// keeps running, because its guest uses its sessions. A device whose socket takes too much time of this process is killed.
     pub(super) async fn run(self: &Rc<Self>, device_process: &Rc<DeviceProcess>, sessions: &mut JoinSet<()>) {
-        let mut listening = true;
+        let (mut listening, mut crowded) = (true, false);
         loop {
             tokio::select! {
-                message = device_process.channel.receive_from_stranger(&self.closer), if listening => {
+                message = device_process.channel.receive(&self.closer), if listening => {
                     listening = match message {
                         Ok(Some(message)) => self.on_message(device_process, sessions, message),
                         Ok(None) => false,
@@ -164,6 +164,12 @@ impl Vm {
                     }
                 }
                 Some(_) = sessions.join_next() => {}
+                () = device_process.channel.crowded(), if !crowded => {
+                    crowded = true;
+                    listening = false;
+                    device_process.process.kill();
+                    self.notify(UnitEvent::Crowd { vm: self.id() });
+                }
                 () = device_process.process.gone() => return,
             }
         }

@@ -39,7 +39,7 @@ use sluice_runtime::{closer::Closer, rate::TokenBucket};
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    channel::Channel,
+    channel::StrangerChannel,
     configuration::Configuration,
     fence::Fence,
     handover::{launching::Launching, process::LaunchedProcess, running::Started},
@@ -131,7 +131,7 @@ pub(crate) enum VmPhase {
 #[derive(Debug)]
 struct DeviceProcess {
     process: Rc<LaunchedProcess>,
-    channel: Channel<FromDevice, ToDevice>,
+    channel: StrangerChannel<FromDevice, ToDevice>,
     /// True if the device ended or is to end: it gets nothing new.
     over: watch::Sender<bool>,
     /// By the daemon's own numbers: the device may reuse its number of a session that ended while the worker is still dying.
@@ -393,7 +393,7 @@ impl DeviceProcess {
     fn new(started: Started) -> io::Result<Rc<Self>> {
         Ok(Rc::new(Self {
             process: started.process,
-            channel: Channel::new(started.socket)?,
+            channel: StrangerChannel::new(started.socket)?,
             over: watch::Sender::new(false),
             sessions: RefCell::new(BTreeMap::new()),
             next_serial: Cell::new(0),
