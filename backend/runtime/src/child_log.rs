@@ -17,7 +17,7 @@ use rustix::{
     pipe::PipeFlags,
 };
 
-use crate::rate::TokenBucket;
+use crate::{limited, peer_time::PeerTime, rate::TokenBucket};
 
 /// Largest part of a child's line that is passed on, in bytes. With its label it is still one write of [`crate::log::output`].
 const LINE_BYTES: usize = 2048;
@@ -117,11 +117,17 @@ fn clean(bytes: &[u8]) -> String {
     text
 }
 
-/// The remaining lines of guests' processes: per VM, and in all.
+/// The limits of guests' processes: the remaining lines per VM and in all, and the time that reading takes because of each VM.
 #[derive(Debug)]
 pub struct GuestLimits {
-    vms: BTreeMap<u32, TokenBucket>,
+    vms: BTreeMap<u32, VmLimit>,
     all: TokenBucket,
+}
+
+#[derive(Debug)]
+struct VmLimit {
+    lines: TokenBucket,
+    time: PeerTime,
 }
 
 impl GuestLimits {
@@ -131,16 +137,20 @@ impl GuestLimits {
         Self { vms: BTreeMap::new(), all: TokenBucket::new(GUESTS.1, GUESTS.0, now) }
     }
 
+    fn of(&mut self, vm: u32, now: Instant) -> &mut VmLimit {
+        let new = || VmLimit { lines: TokenBucket::new(VM.1, VM.0, now), time: PeerTime::new() };
+        self.vms.entry(vm).or_insert_with(new)
+    }
+
     /// Takes one line of a VM, or returns the time until one may pass.
     fn take(&mut self, vm: u32, now: Instant) -> Result<(), Duration> {
-        let bucket = || TokenBucket::new(VM.1, VM.0, now);
-        self.vms.entry(vm).or_insert_with(bucket).take(now)?;
+        self.of(vm, now).lines.take(now)?;
         self.all.take(now)
     }
 
     /// Forgets VMs with unused limits. Those of other VMs continue to apply to the VM's next worker.
     pub fn forget_full(&mut self, now: Instant) {
-        self.vms.retain(|_, bucket| !bucket.is_full(now));
+        self.vms.retain(|_, limit| !(limit.lines.is_full(now) && limit.time.is_forgiven()));
     }
 }
 
@@ -186,7 +196,8 @@ impl ChildLog {
         Self { pipe, lines: Lines::new(LAUNCHER_LINE_BYTES), limiter }
     }
 
-    /// Reads at most as much as the pipe holds, and passes lines on within the limits.
+    /// Reads at most as much as the pipe holds, and passes lines on within the limits. Reading wakes all that wait to write, in this process's
+    /// time: the log of a child whose VM lets a crowd wait has ended.
     pub fn read(&mut self, guests: &mut GuestLimits, now: Instant) -> NextRead {
         let mut out = |line: &[u8]| _ = crate::log::output::put(line);
         self.read_to(guests, now, &mut out)
@@ -204,7 +215,23 @@ impl ChildLog {
         let mut next = NextRead::More;
         let mut bytes = [0; 4096];
         for _ in 0..PIPE_BYTES.div_ceil(bytes.len()) {
-            match rustix::io::read(&self.pipe, &mut bytes) {
+            let mut read = || rustix::io::read(&self.pipe, &mut bytes);
+            let (result, crowded) = match self.limiter.vm {
+                Some(vm) => {
+                    let time = &guests.of(vm, now).time;
+                    (time.measure(read), time.is_over())
+                }
+                None => (read(), false),
+            };
+            if crowded {
+                limited!(
+                    error,
+                    child = self.limiter.label,
+                    "processes of a VM let a crowd wait on a log, which is closed"
+                );
+                return NextRead::End;
+            }
+            match result {
                 Ok(0) => {
                     self.end(guests, now, out);
                     return NextRead::End;
@@ -290,6 +317,47 @@ mod tests {
         }
         lines.finish(|line| found.push(line.to_owned()));
         found
+    }
+
+    // Promise: F115
+    #[test]
+    #[cfg(not(miri))]
+    fn log_on_which_a_crowd_waits_is_closed_and_others_are_read() {
+        use rustix::event::epoll;
+        /// Event loops, and descriptors of the pipe that each watches.
+        const EACH: usize = 300;
+        let now = Instant::now();
+        let mut guests = GuestLimits::new(now);
+        let open = |vm| {
+            let (reader, writer) = pipe().expect("a pipe");
+            (ChildLog::new(reader, "child".to_owned(), vm, now), writer)
+        };
+        let ((mut log, writer), (mut other, others)) = (open(Some(1)), open(Some(2)));
+        let copies: Vec<_> = (0..EACH).map(|_| writer.try_clone().expect("a descriptor")).collect();
+        let mut loops = Vec::new();
+        for _ in 0..EACH {
+            let events = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an event loop");
+            for copy in &copies {
+                let (data, flags) =
+                    (epoll::EventData::new_u64(0), epoll::EventFlags::OUT | epoll::EventFlags::ET);
+                epoll::add(&events, copy, data, flags).expect("watched");
+            }
+            loops.push(events);
+        }
+        let mut out = |_: &[u8]| {};
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            // A read wakes those that wait if the pipe was full.
+            while rustix::io::write(&writer, &[b'x'; 4096]).is_ok() {}
+            if log.read_to(&mut guests, now, &mut out) == NextRead::End {
+                break;
+            }
+            assert!(Instant::now() < end, "{guests:?}");
+        }
+        rustix::io::write(&others, b"a line\n").expect("written");
+        assert_eq!(other.read_to(&mut guests, now, &mut out), NextRead::Wait);
+        guests.forget_full(now);
+        assert!(guests.vms.contains_key(&1), "the time of a VM is forgotten");
     }
 
     // Promise: F72

@@ -1,6 +1,6 @@
-//! The processor time that calls on a socket take because of its peer.
+//! The processor time that calls on a socket or a pipe take because of its peer.
 //!
-//! The kernel wakes all that wait at the other end of a socket in the time of the process that sends or reads. A peer whose threads wait there
+//! The kernel wakes all that wait at the other end of a socket or a pipe in the time of the process that sends or reads. A peer whose threads wait there
 //! thousands of times so takes seconds of a process that serves all VMs, in every call.
 
 use std::{
@@ -17,7 +17,7 @@ const MOST: Duration = Duration::from_millis(250);
 /// One of so many parts of the time that passes is forgiven: even 512 peers get half of the process's time at most.
 const PARTS: u32 = 1024;
 
-/// The state of a socket.
+/// The state of a socket, or of several of one peer.
 #[derive(Debug)]
 pub struct PeerTime {
     /// Processor time beyond [`USUAL`] per call that is not forgiven yet.
@@ -45,6 +45,11 @@ impl PeerTime {
     /// True if the latest call took too much: the peer lets a crowd wait on its socket.
     pub fn is_over(&self) -> bool {
         self.excess.get() > MOST
+    }
+
+    /// True if no time is left that is not forgiven.
+    pub fn is_forgiven(&self) -> bool {
+        self.excess.get() <= self.last.get().elapsed() / PARTS
     }
 
     /// Adds the processor time of a call that has ended at `now`.
@@ -80,7 +85,8 @@ mod tests {
         (0..5).for_each(|_| time.add(slow, now));
         assert!(!time.is_over());
         time.add(slow, now);
-        assert!(time.is_over());
+        assert!(time.is_over() && !time.is_forgiven());
+        assert!(usual.is_forgiven());
         let (rare, mut later) = (PeerTime::new(), now);
         for _ in 0..100 {
             later += MOST / 5 * PARTS;
