@@ -28,6 +28,8 @@ use sluice_tests::reach::{self, Targets};
 use sluice_tests::tenants::{Options, Tenants};
 
 const HOSTILE: u32 = 1;
+/// The kind of the event of a device that was ended for its crowd.
+const CROWD: &str = "device-crowd";
 const NEIGHBOUR: u32 = 2;
 /// Time limit of nineteen of twenty answers to an operator, on a busy machine.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -185,6 +187,7 @@ impl Stage {
         let (order, over) =
             (Order { attempt: name.to_owned(), ..self.order.clone() }, AtomicBool::new(false));
         let tenants = &self.tenants;
+        let crowds = self.tenants.counted(CROWD, HOSTILE)?;
         let (outcome, waits) = std::thread::scope(|scope| {
             let operator = scope.spawn(|| operate(tenants, &over));
             let outcome = attack(tenants, &order);
@@ -197,8 +200,8 @@ impl Stage {
             Ok((outcome?, waits))
         })?;
         ensure!(outcome == expected, "{outcome}, not {expected}");
-        let crowds = || self.tenants.counted("device-crowd", HOSTILE);
-        ensure!(crowds()? == u64::from(expected == ENDED), "{} crowds", crowds()?);
+        let crowds = self.tenants.counted(CROWD, HOSTILE)? - crowds;
+        ensure!(crowds == u64::from(expected == ENDED), "{crowds} crowds");
         ensure!(self.neighbour.is_running()?, "the neighbour ended: {}", self.neighbour.printed());
         let asked = Instant::now();
         self.tenants.fence(HOSTILE)?;

@@ -58,6 +58,9 @@ pub(crate) fn all(order: &Order) -> Vec<Attempt> {
     all.extend(foreign(order));
     all.extend(descriptors());
     all.push(attempt("a crowd that waits on its socket to sluiced", ENDED, |device, _| device.crowd()));
+    all.push(attempt("a crowd behind a malformed message", ENDED, |device, _| {
+        device.crowd_behind_malformed_message()
+    }));
     // Only its filter keeps it from signals: it ends its workers by them, because they have no cgroups here.
     let by_filter_only = "signal";
     all.extend(ATTEMPTS.into_iter().map(|(name, reach)| Attempt {

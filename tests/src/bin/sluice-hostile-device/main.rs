@@ -163,20 +163,30 @@ impl Hostile {
         bail!("sluiced takes messages still")
     }
 
-    /// Has so many event loops wait on its socket that each message of `sluiced` takes long, and lets it send messages until this process is
-    /// ended.
-    fn crowd(&self) -> Result<String> {
+    /// Has so many event loops wait on its socket that each message of `sluiced` takes long, until the descriptors are closed.
+    fn gather_crowd(&self) -> Result<Vec<OwnedFd>> {
         /// Event loops, and descriptors of the socket that each watches: within the limit of descriptors.
         const EACH: usize = 1200;
-        let sockets = (0..EACH).map(|_| self.control.try_clone()).collect::<Result<Vec<_>, _>>()?;
-        let mut loops = Vec::new();
-        for _ in 0..EACH {
+        let mut all = (0..EACH).map(|_| self.control.try_clone()).collect::<Result<Vec<_>, _>>()?;
+        'all: for _ in 0..EACH {
             let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            for socket in &sockets {
-                epoll::add(&events, socket, EventData::new_u64(0), epoll::EventFlags::IN)?;
+            for socket in all.iter().take(EACH) {
+                let wanted = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+                match epoll::add(&events, socket, EventData::new_u64(0), wanted) {
+                    Ok(()) => {}
+                    // All that the kernel lets a user watch.
+                    Err(Errno::NOSPC) => break 'all,
+                    Err(error) => return Err(error.into()),
+                }
             }
-            loops.push(events);
+            all.push(events);
         }
+        Ok(all)
+    }
+
+    /// Lets `sluiced` send messages to a crowd until this process is ended.
+    fn crowd(&self) -> Result<String> {
+        let _crowd = self.gather_crowd()?;
         for session in 0.. {
             match self.want(session) {
                 Ok(()) => drop(self.receive()?),
@@ -184,10 +194,23 @@ impl Hostile {
                 Err(Errno::PIPE) => break,
                 Err(error) => return Err(error.into()),
             }
-            self.say(FromDevice::SessionEnded { session }).ok();
+            match self.say(FromDevice::SessionEnded { session }) {
+                Ok(()) | Err(Errno::PIPE) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         std::thread::park_timeout(TIMEOUT);
-        bail!("{EACH} event loops do no harm")
+        bail!("a crowd does no harm")
+    }
+
+    /// Lets `sluiced` throw messages of a crowd away, behind one that is malformed.
+    fn crowd_behind_malformed_message(&self) -> Result<String> {
+        let _crowd = self.gather_crowd()?;
+        socket::send(&self.control, &[0xff], &[])?;
+        // The socket is shut down when the first is read.
+        while self.want(0).is_ok() {}
+        std::thread::park_timeout(TIMEOUT);
+        bail!("a crowd does no harm")
     }
 
     /// Tells what is expected of an attempt after which `sluiced` either serves or does not.

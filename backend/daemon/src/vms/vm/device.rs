@@ -153,6 +153,15 @@ impl Vm {
         let (mut listening, mut crowded) = (true, false);
         loop {
             tokio::select! {
+                // No further message is taken of a device whose socket takes too much time.
+                biased;
+                () = device_process.channel.crowded(), if !crowded => {
+                    crowded = true;
+                    listening = false;
+                    device_process.process.kill();
+                    self.notify(UnitEvent::Crowd { vm: self.id() });
+                }
+                () = device_process.process.gone() => return,
                 message = device_process.channel.receive(&self.closer), if listening => {
                     listening = match message {
                         Ok(Some(message)) => self.on_message(device_process, sessions, message),
@@ -164,13 +173,6 @@ impl Vm {
                     }
                 }
                 Some(_) = sessions.join_next() => {}
-                () = device_process.channel.crowded(), if !crowded => {
-                    crowded = true;
-                    listening = false;
-                    device_process.process.kill();
-                    self.notify(UnitEvent::Crowd { vm: self.id() });
-                }
-                () = device_process.process.gone() => return,
             }
         }
     }
