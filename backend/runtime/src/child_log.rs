@@ -150,7 +150,7 @@ impl GuestLimits {
 
     /// Forgets VMs with unused limits. Those of other VMs continue to apply to the VM's next worker.
     pub fn forget_full(&mut self, now: Instant) {
-        self.vms.retain(|_, limit| !(limit.lines.is_full(now) && limit.time.is_forgiven()));
+        self.vms.retain(|_, limit| !(limit.lines.is_full(now) && limit.time.is_forgiven(now)));
     }
 }
 
@@ -229,6 +229,7 @@ impl ChildLog {
                     child = self.limiter.label,
                     "processes of a VM let a crowd wait on a log, which is closed"
                 );
+                self.end(guests, now, out);
                 return NextRead::End;
             }
             match result {
