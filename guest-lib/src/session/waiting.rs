@@ -213,7 +213,7 @@ impl Waiting {
             return;
         }
         let napped = condition.is_urgent().then(|| self.nap(condition)).flatten();
-        // A wait that ended in the first nap may have been just longer than the poll; longer polls find out.
+        // A wait that ended soon after the poll may have been just longer; longer polls find out.
         let longest = Duration::from_nanos(LONGEST.into());
         let could_end = napped.is_some_and(|napped| Duration::from_nanos(time.into()) + napped <= longest);
         let next = if could_end { time.saturating_mul(2).min(LONGEST) } else { (time / 2).max(SHORTEST) };

@@ -162,9 +162,9 @@ impl Spin {
                 elapsed = start.elapsed();
                 if ready() {
                     self.outlasted = 0;
-                    // The record may have come early in the nap, or late only because the guest napped: polls find out.
+                    // The record may have come early in the nap, or late only because the guest napped: one poll finds out.
                     if elapsed <= AMPLE {
-                        self.missed = 0;
+                        self.missed = self.missed.min(VAIN_SPINS - 1);
                     }
                     return true;
                 }
