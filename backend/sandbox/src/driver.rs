@@ -219,7 +219,11 @@ pub(crate) fn software() -> Vec<Rule> {
         Rule::any(SYS_pread64, "the software GPU's memory"),
         Rule::any(SYS_pwrite64, "the software GPU's memory, and the code of kernels"),
         Rule::any(SYS_msync, "checking that an address is mapped"),
-        Rule::only(SYS_memfd_create, &[(1, MEMFD)], "memory of a test's driver"),
+        Rule::only(
+            SYS_memfd_create,
+            &[(1, MEMFD)],
+            "memory of a test's driver, and the area for the code of kernels",
+        ),
     ]
 }
 

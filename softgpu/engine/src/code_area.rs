@@ -1,8 +1,9 @@
 //! The one area of a process for machine code: reserved at once, with memory only for the code in it.
 //!
 //! The driver reserves it when it starts, because a Sluice worker may map no code later. Code gets into it through its file: no page of it
-//! is ever mapped for writing, so a stray write of the process cannot change code, and a host without memory gives an error and no
-//! signal. Later, only `fstat`, `pwrite64` and `fallocate` are needed. A forked child has neither the area nor a driver.
+//! is ever mapped for writing, so a stray write of the process cannot change code, and a full file system gives an error and no
+//! signal. Later, only `fstat`, `pwrite64` and `fallocate` are needed. A forked child has neither the area nor a driver, and leaves the file,
+//! which it shares with its parent, as it is.
 
 #![expect(unsafe_code, reason = "the system maps the area")]
 
@@ -37,6 +38,8 @@ pub(crate) struct CodeArea {
     start: NonNull<c_void>,
     file: File,
     identity: (u64, u64),
+    /// The process that made it.
+    process: u32,
     /// The unused ranges, in their order; no two of them touch.
     free: Mutex<Vec<Range<usize>>>,
     full: Once,
@@ -84,7 +87,7 @@ impl CodeArea {
         let identity = identity(&file)?;
         #[expect(clippy::single_range_in_vec_init, reason = "one range is free at first")]
         let free = Mutex::new(vec![0..bytes]);
-        Ok(CodeArea { start, file, identity, free, full: Once::new() })
+        Ok(CodeArea { start, file, identity, process: std::process::id(), free, full: Once::new() })
     }
 
     pub(crate) fn start(&self) -> NonNull<c_void> {
@@ -96,7 +99,7 @@ impl CodeArea {
         let Some(range) = self.take(code.len().next_multiple_of(PAGE)) else {
             self.full.call_once(|| {
                 tell(format_args!(
-                    "no room for more machine code: until modules are unloaded, further functions are interpreted"
+                    "no room for more machine code: functions that become hot meanwhile are interpreted"
                 ));
             });
             return None;
@@ -104,6 +107,7 @@ impl CodeArea {
         // A program that closes all descriptors may have another file in this one's place.
         let written = self.is_ours() && self.file.write_all_at(code, range.start as u64).is_ok();
         if !written {
+            tell(format_args!("machine code cannot be written: a function is interpreted"));
             self.give_back(range);
             return None;
         }
@@ -144,7 +148,7 @@ impl CodeArea {
     }
 
     fn is_ours(&self) -> bool {
-        identity(&self.file).is_ok_and(|found| found == self.identity)
+        std::process::id() == self.process && identity(&self.file).is_ok_and(|found| found == self.identity)
     }
 }
 
