@@ -166,9 +166,11 @@ int main(int argc, char **argv) {
     CHECK(cudaMemcpy(&seen, value, 4, cudaMemcpyDeviceToHost));
     expect("every kernel ran once", seen == 1 + 1 + 2 + 4 * 50);
 
-    for (const char *mode : {"return in a kernel", "return in a capture", "end of a thread in its capture",
-                             "_exit in a function", "exec in a function", "exec in a kernel"})
-        printf("%-64s %d\n", mode, spawned(mode));
+    struct { const char *mode; int status; } const ends[] = {
+        {"return in a kernel", 41}, {"return in a capture", 42}, {"end of a thread in its capture", 43},
+        {"_exit in a function", 44}, {"exec in a function", 0}, {"exec in a kernel", 0},
+    };
+    for (auto &end : ends) expect(end.mode, spawned(end.mode) == end.status);
     CHECK(cudaMemcpy(&seen, value, 4, cudaMemcpyDeviceToHost));
     return verdict(passed);
 }

@@ -428,7 +428,7 @@ impl Stage {
             let mut clients = self.liars(attack, count)?;
             self.wait_for_reports(sign)?;
             progress.begin();
-            while !progress.is_over() && all_run(&mut clients)? {
+            while !progress.is_over() && any_runs(&mut clients)? {
                 std::thread::sleep(Duration::from_millis(5));
             }
             self.end_liars(clients)?;
@@ -621,6 +621,11 @@ impl Stage {
             clients.into_iter().try_for_each(|client| client.join()).map_err(|_| anyhow!("a client panicked"))
         })
     }
+}
+
+/// True if one of the programs has not ended.
+fn any_runs(programs: &mut [Background]) -> Result<bool> {
+    programs.iter_mut().try_fold(false, |any, program| Ok(any || program.is_running()?))
 }
 
 /// True if none of the programs has ended.
