@@ -93,6 +93,12 @@ macro_rules! golden {
     };
 }
 
+#[test]
+fn priority_that_does_not_exist_is_refused() {
+    let bytes: Vec<u8> = [9u64, 1, 2, 100, 7, 500, 250, 9].into_iter().flat_map(u64::to_le_bytes).collect();
+    assert_eq!(ToArbiter::decode(&bytes), Err(FieldError::Range));
+}
+
 // Promise: V6
 #[test]
 fn control_messages_match_their_golden_bytes_and_have_one_length() {
