@@ -26,11 +26,19 @@ fn streamed() -> Result<Backend> {
     Backend::start(&Binaries::locate()?, None)?.over_stream()
 }
 
-/// Programs for memory that kernels reach in place, which does not exist here: `lifetimes` releases its kernels by writing to
+/// Programs for memory that kernels reach in place, which does not exist here: `lifetimes` and `offspring` release their kernels by writing to
 /// pinned memory that they read, `managed` memory is refused, and `zero_copy` reports the available kind, which is a test of its
 /// own. The copies of `graphs`, `graph_copies` and `graph_conditional` name host memory, which is refused in graphs here.
-const IN_PLACE: &[&str] =
-    &["graph_conditional", "graph_copies", "graphs", "lifetimes", "managed", "registered", "zero_copy"];
+const IN_PLACE: &[&str] = &[
+    "graph_conditional",
+    "graph_copies",
+    "graphs",
+    "lifetimes",
+    "managed",
+    "offspring",
+    "registered",
+    "zero_copy",
+];
 
 // Promise: C54, C73, C89, C90, C92, C94, C95, V21
 #[test]
