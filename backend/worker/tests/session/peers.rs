@@ -67,7 +67,7 @@ fn open(guest: &mut Guest, device: u32) -> u32 {
     guest.call(wire::ipc_open::CALL, |w| call.put(w)).0
 }
 
-// Promise: C117
+// Promise: C117, C141
 #[test]
 fn forged_calls_about_peers_are_refused_and_the_session_continues() {
     let devices = [FakeArbiter::new(0), FakeArbiter::new(0)];
