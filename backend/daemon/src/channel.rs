@@ -147,7 +147,7 @@ impl<In: Message, Out: Message> StrangerChannel<In, Out> {
         _ = self.measure(|| rustix::net::shutdown(socket, rustix::net::Shutdown::Read));
         // Both ends have buffers of the same size. An empty message looks like the end, so the messages are counted.
         let most = sockopt::socket_send_buffer_size(socket).unwrap_or_default() / LEAST;
-        // Where a crowd waits, the rest stays unread: each read would wake the crowd.
+        // If a crowd waits, the rest stays unread: each read would wake it.
         let drain = PeerTime::new();
         for _ in 0..most {
             let read = drain.measure(|| self.measure(|| read_from_stranger::<In>(socket, closer)));
