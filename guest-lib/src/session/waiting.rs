@@ -142,9 +142,7 @@ const LONG_WAITS: u32 = 4;
 const TRIAL: u32 = 8;
 /// A nap lasts this fraction of the wait so far, within bounds; the kernel adds some twenty microseconds.
 const PART: u32 = 64;
-/// A shorter nap may end before the thread sleeps, since some virtual machines need ten microseconds to set a timer: the other side, if it waits
-/// for the same processor, then gets it only at the end of a slice.
-const SHORTEST_NAP: Duration = Duration::from_micros(15);
+const SHORTEST_NAP: Duration = Duration::from_micros(5);
 const LONGEST_NAP: Duration = Duration::from_micros(20);
 /// Threads of a process that nap at a time. The others sleep: many napping threads would load the machine.
 const NAPPERS: u32 = 2;

@@ -33,9 +33,7 @@ const fn is_worthwhile(in_vain: u32) -> bool {
 
 /// A nap lasts this fraction of the wait so far, within bounds; the kernel adds about 20 µs.
 const PART: u32 = 64;
-/// A shorter nap may end before the thread sleeps, since some virtual machines need ten microseconds to set a timer: the guest, if it waits for
-/// the same processor, then gets it only at the end of a slice.
-const SHORTEST_NAP: Duration = Duration::from_micros(15);
+const SHORTEST_NAP: Duration = Duration::from_micros(5);
 const LONGEST_NAP: Duration = Duration::from_micros(20);
 /// Total time of naps in one wait.
 const NAPS: Duration = Duration::from_millis(4);

@@ -140,5 +140,5 @@ impl NodeCall for HostNode {
 const YIELDS: Duration = Duration::from_micros(100);
 /// A nap lasts this fraction of the wait so far, within bounds.
 const PART: u32 = 32;
-const SHORTEST_NAP: Duration = Duration::from_micros(15);
+const SHORTEST_NAP: Duration = Duration::from_micros(5);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
