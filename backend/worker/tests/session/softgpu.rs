@@ -349,10 +349,13 @@ fn hot_kernel_of_a_session_runs_as_machine_code() {
 
 fn has_machine_code() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return ["avx2", "fma", "bmi1", "bmi2", "popcnt", "f16c"].iter().all(|name| {
-        let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap();
-        flags.split_whitespace().any(|flag| flag == *name)
-    });
+    return is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("popcnt")
+        && is_x86_feature_detected!("lzcnt")
+        && is_x86_feature_detected!("f16c");
     #[cfg(not(target_arch = "x86_64"))]
     false
 }
