@@ -410,7 +410,7 @@ impl Stage {
         while !progress.is_over() {
             let mut client = self.liars(attack, 1)?;
             let end = Instant::now() + LIE;
-            while !progress.is_over() && Instant::now() < end && all_run(&mut client)? {
+            while !progress.is_over() && Instant::now() < end && any_runs(&mut client)? {
                 if self.reports("begun")? == 1 {
                     progress.begin();
                 }
@@ -626,11 +626,6 @@ impl Stage {
 /// True if one of the programs has not ended.
 fn any_runs(programs: &mut [Background]) -> Result<bool> {
     programs.iter_mut().try_fold(false, |any, program| Ok(any || program.is_running()?))
-}
-
-/// True if none of the programs has ended.
-fn all_run(programs: &mut [Background]) -> Result<bool> {
-    programs.iter_mut().try_fold(true, |all, program| Ok(all && program.is_running()?))
 }
 
 /// Measures the neighbour beside an attack, prints its figures and judges them.
