@@ -307,7 +307,10 @@ static int fault() {
     _exit(status);
 }
 
-static void leave(void *) { leave_with(5); }
+static void leave(void *launched) {
+    wait_for(launched);
+    leave_with(5);
+}
 
 static void never_return(void *data) {
     *(std::atomic<int> *)data = 1;
@@ -317,14 +320,21 @@ static void never_return(void *data) {
 static int child(const char *how) {
     if (!strcmp(how, "fault")) return fault();
     if (!strcmp(how, "exit")) {
-        CHECK(cudaLaunchHostFunc(nullptr, leave, nullptr));
+        // A trace has the result of the launch only if it returns before the process ends.
+        std::atomic<int> launched(0);
+        CHECK(cudaLaunchHostFunc(nullptr, leave, &launched));
+        launched = 1;
         for (;;) pause();
     }
-    static std::atomic<int> runs(0);
+    static std::atomic<int> runs(0), waits(0);
     CHECK(cudaLaunchHostFunc(nullptr, never_return, &runs));
     until(runs, 1);
-    std::thread([] { cudaDeviceSynchronize(); }).detach();
-    usleep(20000);
+    std::thread([] {
+        waits = 1;
+        cudaDeviceSynchronize();
+    }).detach();
+    until(waits, 1);
+    usleep(100000);
     leave_with(6);
 }
 

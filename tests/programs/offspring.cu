@@ -63,9 +63,19 @@ static int compute() {
 
 static void CUDART_CB spawns(void *code) { *(std::atomic<int> *)code = spawned("compute"); }
 static void CUDART_CB forks(void *code) { *(std::atomic<int> *)code = forked(); }
-static void CUDART_CB exits(void *) { _exit(44); }
 
-static void CUDART_CB replaces(void *) {
+// A trace has the result of the launch only if it returns before the process ends.
+static void wait_for(void *flag) {
+    while (flag && !*(std::atomic<bool> *)flag) usleep(100);
+}
+
+static void CUDART_CB exits(void *launched) {
+    wait_for(launched);
+    _exit(44);
+}
+
+static void CUDART_CB replaces(void *launched) {
+    wait_for(launched);
     execl(own, own, "compute", (char *)nullptr);
     _exit(1);
 }
@@ -95,16 +105,14 @@ static int end(const char *mode) {
         cudaGraph_t graph = nullptr;
         return cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureWrongThread ? 43 : 1;
     }
-    if (!strcmp(mode, "_exit in a function"))
-        CHECK(cudaLaunchHostFunc(stream, exits, nullptr));
-    else if (!strcmp(mode, "exec in a function"))
-        CHECK(cudaLaunchHostFunc(stream, replaces, nullptr));
-    else if (!strcmp(mode, "exec in a kernel")) {
+    if (!strcmp(mode, "exec in a kernel")) {
         hold<<<1, 1, 0, stream>>>(released, value);
         replaces(nullptr);
     }
-    cudaStreamSynchronize(stream);
-    return 1;
+    std::atomic<bool> launched(false);
+    CHECK(cudaLaunchHostFunc(stream, !strcmp(mode, "_exit in a function") ? exits : replaces, &launched));
+    launched = true;
+    for (;;) pause();
 }
 
 int main(int argc, char **argv) {
