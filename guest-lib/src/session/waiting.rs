@@ -88,6 +88,12 @@ impl Condition {
     const fn is_urgent(self) -> bool {
         !matches!(self, Condition::Credit { .. } | Condition::Room { .. })
     }
+
+    /// A shorter nap often ends before the kernel runs another thread. The thread that waits for a call of a function was woken when
+    /// the function was entered, so it must leave its processor to the threads that bring the stream to the function.
+    const fn shortest_nap(self) -> Duration {
+        if matches!(self, Condition::HostCall { .. }) { LONGEST_NAP } else { SHORTEST_NAP }
+    }
 }
 
 const KINDS: usize = 7;
@@ -240,7 +246,7 @@ impl Waiting {
         let before = (!over).then(thread::current_timer_slack).and_then(|slack| NonZeroU64::new(slack.ok()?));
         let changed = before.is_some() && thread::set_current_timer_slack(Some(SLACK)).is_ok();
         while !over && elapsed < NAPS {
-            pause((elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP));
+            pause((elapsed / PART).clamp(condition.shortest_nap(), LONGEST_NAP));
             over = condition.holds(&self.link.words);
             elapsed = started.elapsed();
         }

@@ -105,14 +105,14 @@ impl HostCalls {
         }
     }
 
-    /// Waits for the return of a call: first it lets other threads run, then it naps. The guest needs no way to wake it, and a wait of any
-    /// length costs little.
+    /// Waits for the return of a call: first it polls, then it naps. The guest needs no way to wake it, and a wait of any length costs
+    /// little. It does not yield: the kernel would run every thread that polls before it, each for a whole slice.
     fn await_return(&self, call: HostCall) {
         let started = Instant::now();
         while self.session.host_returned() != call {
             let elapsed = started.elapsed();
-            if elapsed < YIELDS {
-                std::thread::yield_now();
+            if elapsed < POLLING {
+                core::hint::spin_loop();
             } else {
                 std::thread::sleep((elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP));
             }
@@ -136,9 +136,10 @@ impl NodeCall for HostNode {
     }
 }
 
-/// Most functions return within this time.
-const YIELDS: Duration = Duration::from_micros(100);
+/// Most functions return within this time, if the guest has a processor for them.
+const POLLING: Duration = Duration::from_micros(20);
 /// A nap lasts this fraction of the wait so far, within bounds.
 const PART: u32 = 32;
-const SHORTEST_NAP: Duration = Duration::from_micros(5);
+/// A shorter one often ends before the kernel runs another thread, such as that of the function.
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
