@@ -32,7 +32,7 @@ const HOSTILE: u32 = 1;
 const CROWD: &str = "device-crowd";
 const NEIGHBOUR: u32 = 2;
 /// Time limit of nineteen of twenty answers to an operator, on a busy machine.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(1);
 /// Kinds of processes that the launcher makes ahead here: a device of programs, one of a VM, and a worker.
 const KINDS: usize = 3;
 /// Sockets that linger, in an order.
