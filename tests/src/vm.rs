@@ -146,6 +146,8 @@ pub struct Machine {
     pub balloon: bool,
     /// True if its memory can be doubled, by [`Guest::monitor`].
     pub growing: bool,
+    /// True if it boots the kernel's image as the distribution ships it, which unpacks itself.
+    pub packed: bool,
     /// The QEMU that runs it.
     pub qemu: Qemu,
     /// The accelerator; `None` for the choice of [`Accelerator::choose`].
@@ -170,6 +172,7 @@ impl Machine {
             another: None,
             balloon: false,
             growing: false,
+            packed: false,
             qemu: Qemu::Installed,
             accelerator: None,
             boot_limit: BOOT,
@@ -178,7 +181,7 @@ impl Machine {
     }
 
     /// All of QEMU's arguments.
-    fn arguments(&self, kernel: &Kernel, accelerator: Accelerator, files: &Files) -> Vec<String> {
+    fn arguments(&self, kernel: &Kernel, accelerator: Accelerator, files: &Files) -> Result<Vec<String>> {
         let mut arguments: Vec<String> = [
             "-machine",
             &format!("q35,accel={}", accelerator.name()),
@@ -201,7 +204,7 @@ impl Machine {
             "-device",
             "virtserialport,chardev=agent,name=sluice.agent",
             "-kernel",
-            &kernel.image.display().to_string(),
+            &self.boot_file(kernel)?.display().to_string(),
             "-initrd",
             &files.initramfs.display().to_string(),
             "-append",
@@ -229,7 +232,7 @@ impl Machine {
         match &self.gpu {
             Gpu::Arguments(given) => {
                 arguments.extend(given.iter().cloned());
-                return arguments;
+                return Ok(arguments);
             }
             Gpu::None => {}
             Gpu::Plain => {
@@ -265,7 +268,15 @@ impl Machine {
             "-object".to_owned(),
             format!("memory-backend-memfd,id=mem0,size={memory}M,share=on{pages}"),
         ]);
-        arguments
+        Ok(arguments)
+    }
+
+    /// The file of the kernel. QEMU starts an unpacked kernel at its entry for PVH, which kernels of other series may lack.
+    fn boot_file(&self, kernel: &Kernel) -> Result<PathBuf> {
+        if self.packed || !Series::USUAL.contains(&kernel.series) {
+            return Ok(kernel.image.clone());
+        }
+        kernel.unpacked()
     }
 }
 
@@ -543,7 +554,7 @@ impl Guest {
         // QEMU connects to us, so that the agent's first message cannot be lost.
         let listener = UnixListener::bind(&files.agent).context("listening for the guest's agent")?;
         let mut command = machine.qemu.command();
-        command.args(machine.arguments(kernel, accelerator, &files));
+        command.args(machine.arguments(kernel, accelerator, &files)?);
         let mut qemu = Background::start("QEMU", &mut command, &files.qemu_log)?;
         let stream = accept(&listener, &mut qemu)?;
         let link = Arc::new(Link {

@@ -9,10 +9,11 @@ use sluice_tests::image::Image;
 use sluice_tests::paths::Binaries;
 use sluice_tests::vm::{Gpu, Guest, GuestCommand, Machine};
 
-fn boot(series: Series) -> Result<Guest> {
+fn boot(series: Series, packed: bool) -> Result<Guest> {
     let kernel = Kernel::fetch(series)?;
     let image = Image::new(&kernel, &Binaries::locate()?)?;
-    Guest::boot(&Machine { gpu: Gpu::Plain, ..Machine::new(&format!("guest-{series}")) }, &kernel, &image)
+    let machine = Machine { gpu: Gpu::Plain, packed, ..Machine::new(&format!("guest-{series}")) };
+    Guest::boot(&machine, &kernel, &image)
 }
 
 #[test]
@@ -26,7 +27,7 @@ fn stock_6_12_kernel_gives_the_ordinary_user_its_render_node() -> Result<()> {
 }
 
 fn gives_the_ordinary_user_its_render_node(series: Series) -> Result<()> {
-    let guest = boot(series)?;
+    let guest = boot(series, true)?;
     assert!(guest.hello()?.kernel.starts_with(&format!("{series}.")));
     let open = "id -un && exec 3<>/dev/dri/renderD128 && echo opened";
     assert_eq!(guest.run(open)?.expect_success()?.stdout, "cuda\nopened\n");
@@ -38,7 +39,7 @@ fn gives_the_ordinary_user_its_render_node(series: Series) -> Result<()> {
 
 #[test]
 fn agent_commands_run_concurrently_and_are_signalled_separately() -> Result<()> {
-    let guest = boot(Series::V6_12)?;
+    let guest = boot(Series::V6_12, false)?;
     let doomed = guest.start(&GuestCommand::program(&["sleep", "1000"]))?;
     let waiting = guest
         .start(&GuestCommand::script("echo ready; while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 5"))?;
@@ -61,7 +62,7 @@ fn agent_commands_run_concurrently_and_are_signalled_separately() -> Result<()> 
 
 #[test]
 fn guest_agent_answers_again_after_reboot_and_reset() -> Result<()> {
-    let guest = boot(Series::V6_12)?;
+    let guest = boot(Series::V6_12, false)?;
     let first = guest.hello()?.boot_id;
     let lost = guest.start(&GuestCommand::program(&["sleep", "1000"]))?;
     guest.reset()?;
