@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -120,24 +122,26 @@ fn compile_folder(folder: &Path, way: &Compilation) -> Result<Vec<Program>> {
     let _lock = paths::cache_lock(way.built)?;
     let built = paths::cache()?.join(way.built);
     fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
-    let mut toolkit = None;
-    programs.into_iter().map(|source| compile(source, &common, (&built, way.flags), &mut toolkit)).collect()
+    let compile = |source: &&PathBuf| compile(source, &common, &built, way.flags);
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let parts = programs.chunks(programs.len().div_ceil(processors));
+        let threads: Vec<_> = parts
+            .map(|part| scope.spawn(move || part.iter().map(compile).collect::<Result<Vec<_>>>()))
+            .collect();
+        let mut compiled = Vec::with_capacity(programs.len());
+        for thread in threads {
+            compiled.extend(thread.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+        }
+        Ok(compiled)
+    })
 }
 
-fn compile(
-    source: &Path,
-    common: &[&PathBuf],
-    (built, flags): (&Path, &[&str]),
-    toolkit: &mut Option<Toolkit>,
-) -> Result<Program> {
+fn compile(source: &Path, common: &[&PathBuf], built: &Path, flags: &[&str]) -> Result<Program> {
     let name = source.file_stem().and_then(|stem| stem.to_str()).context("a program has a name")?.to_owned();
     let sources: Vec<&Path> = common.iter().map(|path| path.as_path()).chain([source]).collect();
     let path = cached(built, &name, &sources, &toolchain::identity(flags), |unfinished| {
-        if toolkit.is_none() {
-            *toolkit = Some(Toolkit::fetch()?);
-        }
-        let toolkit = toolkit.as_ref().context("the toolkit was just fetched")?;
-        toolkit.compile_with(flags, source, unfinished)
+        Toolkit::fetch()?.compile_with(flags, source, unfinished)
     })?;
     Ok(Program { name, path })
 }
