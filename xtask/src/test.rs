@@ -6,16 +6,18 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use sluice_tests::{clients, compat, debian, paths, process};
+use sluice_tests::{debian, paths, process};
 
 use crate::ahead::{Ahead, Build};
 use crate::cargo::{
     Package, TestBinary, build_release, build_tests, cargo, ensure_tool, release, run_visibly, target_folder,
     tool_build, with_tools,
 };
+use crate::filter::FilteredPackage;
 use crate::leftovers::{GRACE, Leftovers};
 use crate::record::{Machine, Record, RecordVerdict, TestResult, record_file};
 use crate::runner::{self, Group, Marks, Plan};
+use crate::setup::{Setup, Wanted};
 use crate::{
     dependencies, docs, filter, fuzz, imports, logs, nightly, promises, prose, setup, sources, spelling,
     type_names,
@@ -176,6 +178,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<bool> {
     };
     let mut leftovers = Leftovers::watch(target_folder()?, GRACE)?;
     println!("Testing {} (tier {}, {} CPUs)", record.commit, record.tier, record.machine.cpus);
+    let mut setup = begin_setup(options)?;
     for stage in Stage::value_variants() {
         if !options.wants(*stage) {
             continue;
@@ -183,15 +186,16 @@ pub(crate) fn run(options: &TestOptions) -> Result<bool> {
         let stage_started = Instant::now();
         let name = stage.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
         println!("{name}");
-        let results = run_stage(*stage, options, &record, &mut leftovers).unwrap_or_else(|error| {
-            let reason = format!("{error:#}");
-            vec![TestResult {
-                name: format!("stage::{name}"),
-                verdict: RecordVerdict::Failed,
-                seconds: 0.0,
-                reason,
-            }]
-        });
+        let results =
+            run_stage(*stage, options, &record, &mut setup, &mut leftovers).unwrap_or_else(|error| {
+                let reason = format!("{error:#}");
+                vec![TestResult {
+                    name: format!("stage::{name}"),
+                    verdict: RecordVerdict::Failed,
+                    seconds: 0.0,
+                    reason,
+                }]
+            });
         summarise(&results, stage_started.elapsed());
         record.tests.extend(results);
         // After every stage, so that an interrupted run keeps its results.
@@ -289,6 +293,7 @@ fn run_stage(
     stage: Stage,
     options: &TestOptions,
     record: &Record,
+    setup: &mut Option<Setup>,
     leftovers: &mut Leftovers,
 ) -> Result<Vec<TestResult>> {
     match stage {
@@ -325,7 +330,7 @@ fn run_stage(
             results.extend(findings("stage::compiled-once", dependencies::compiled_twice)?);
             Ok(results)
         }
-        Stage::Tests => tests(options, leftovers),
+        Stage::Tests => tests(options, setup, leftovers),
         Stage::Doctests => {
             let mut test = cargo();
             test.args(["test", "--release", "--doc", "--no-fail-fast"]).args(options.packages());
@@ -373,31 +378,43 @@ fn spelling() -> TestResult {
     }
 }
 
-/// Everything is built for release: the tests run the code that ships, and it is built once. Only its dependencies have a few more
-/// features then, which tests of some crate enable.
-fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResult>> {
+/// The packages with tests of the run.
+fn chosen(options: &TestOptions) -> Result<Vec<FilteredPackage>> {
     let all = Package::all()?;
     for name in &options.package {
         ensure!(all.iter().any(|package| package.name == *name), "there is no package {name}");
     }
     let mut chosen = filter::packages(&options.filter, &all)?;
     chosen.retain(|package| options.package.is_empty() || options.package.contains(&package.name));
+    Ok(chosen)
+}
+
+/// Begins the setup for the tests of the run, if there are any that need one.
+fn begin_setup(options: &TestOptions) -> Result<Option<Setup>> {
+    if options.skip_setup
+        || !options.wants(Stage::Tests)
+        || !chosen(options)?.iter().any(|package| package.of_system)
+    {
+        return Ok(None);
+    }
+    let wanted = Wanted {
+        all_clients: options.tier == Tier::Full,
+        compat: options.filter.is_empty() || options.filter.starts_with("compat"),
+        nightly: options.builds_all(),
+    };
+    Setup::start(wanted).map(Some)
+}
+
+/// Everything is built for release: the tests run the code that ships, and it is built once. Only its dependencies have a few more
+/// features then, which tests of some crate enable.
+fn tests(
+    options: &TestOptions,
+    setup: &mut Option<Setup>,
+    leftovers: &mut Leftovers,
+) -> Result<Vec<TestResult>> {
+    let chosen = chosen(options)?;
     if chosen.is_empty() {
         return Ok(Vec::new());
-    }
-    if !options.skip_setup && chosen.iter().any(|package| package.of_system) {
-        setup::prepare().context("setting up")?;
-        match options.tier {
-            Tier::Ci => clients::prepare(),
-            Tier::Full => clients::prepare_all(),
-        }
-        .context("setting up the clients")?;
-        // Gigabytes, which no other tests use.
-        if options.filter.is_empty() || options.filter.starts_with("compat") {
-            for (client, error) in compat::prepare().context("setting up the clients' own tests")? {
-                println!("setup: the client {client} is not available: {error:#}");
-            }
-        }
     }
     if options.builds_all() {
         // With the tests, because they enable other features of dependencies: otherwise most of those are compiled twice.
@@ -414,6 +431,9 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
         build.args(chosen.iter().map(|package| format!("--package={}", package.name)));
     }
     let binaries = build_tests(&mut build)?;
+    if let Some(setup) = setup.take() {
+        setup.finish()?;
+    }
     let ahead = Ahead::start(builds_ahead(options)?);
     // Without it, the test that needs it is skipped with a reason.
     let promtool = debian::promtool_if_there()?.unwrap_or_default().display().to_string();
