@@ -474,6 +474,11 @@ fn builds_ahead(options: &TestOptions) -> Result<Vec<Build>> {
     if options.wants(Stage::Fuzz) && nightly {
         builds.push(("fuzz", fuzz::targets_build()?));
     }
+    if options.wants(Stage::Miri) && nightly {
+        let mut build = miri_build(options.tier);
+        build.arg("--no-run");
+        builds.push(("miri", build));
+    }
     if options.wants(Stage::Docs) {
         builds.push(("docs", doc(options)));
     }
@@ -669,10 +674,7 @@ const SLOW_BY_MIRI: [&str; 4] =
 
 /// The tests of the tables of C functions, and of the parsers beside them. Miri knows neither files in memory nor mappings, so
 /// tests with those are left out by `cfg(miri)`, and one that takes minutes.
-fn miri(options: &TestOptions) -> Result<Vec<TestResult>> {
-    if let Some(reason) = nightly::missing(!options.skip_setup) {
-        return Ok(vec![TestResult::skipped("stage::miri", reason)]);
-    }
+fn miri_build(tier: Tier) -> Command {
     let mut test = nightly::cargo();
     test.args([
         "miri",
@@ -683,16 +685,24 @@ fn miri(options: &TestOptions) -> Result<Vec<TestResult>> {
         "--package=sluice-nvml-abi",
         "--lib",
     ]);
+    if tier == Tier::Full {
+        test.args(["--test", "main", "--test", "tables_without_driver"]);
+    }
+    test.env("MIRIFLAGS", "-Zmiri-disable-isolation");
+    test
+}
+
+fn miri(options: &TestOptions) -> Result<Vec<TestResult>> {
+    if let Some(reason) = nightly::missing(!options.skip_setup) {
+        return Ok(vec![TestResult::skipped("stage::miri", reason)]);
+    }
+    let mut test = miri_build(options.tier);
     // Interpretation is a thousand times slower; a few random cases still reach every line.
     let (cases, slow) = match options.tier {
         Tier::Ci => ("1", &SLOW_BY_MIRI[..]),
-        Tier::Full => {
-            test.args(["--test", "main", "--test", "tables_without_driver"]);
-            ("4", &SLOW_BY_MIRI[..1])
-        }
+        Tier::Full => ("4", &SLOW_BY_MIRI[..1]),
     };
-    test.arg("--").args(slow.iter().flat_map(|name| ["--skip", name]));
-    test.env("MIRIFLAGS", "-Zmiri-disable-isolation").env("PROPTEST_CASES", cases);
+    test.arg("--").args(slow.iter().flat_map(|name| ["--skip", name])).env("PROPTEST_CASES", cases);
     let results = runner::reported_tests("miri", &mut test, Duration::from_secs(3600))?;
     // A run without tests would prove nothing.
     ensure!(!results.is_empty(), "miri ran no test");
