@@ -1,13 +1,15 @@
 //! Pages that an arbiter and a worker share: the grants, which the worker reads, and the worker's report.
 
-use crate::usage::WorkCounts;
 use core::{sync::atomic::Ordering, time::Duration};
 use rustix::{
     fd::{AsFd as _, OwnedFd},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
     io::Errno,
 };
-use sluice_messages::custody::{page, report};
+use sluice_messages::{
+    custody::{page, report},
+    figures::WorkCounts,
+};
 use sluice_protocol::shared::Shared as _;
 use sluice_shared_memory::{
     Mapping, Run,

@@ -35,12 +35,13 @@ use rustix::{
 use sluice_messages::{
     control::{FromArbiter, Priority, TimeShare},
     custody::page,
+    figures::VmTime,
 };
 use sluice_protocol::limits;
 use sluice_runtime::clock::nanoseconds as now;
 use sluice_scheduler::{
     Nanos,
-    scheduler::{Permit, Scheduler, Seen, Settings, Slot, Terms},
+    scheduler::{Figures, Permit, Scheduler, Seen, Settings, Slot, Terms},
     watchdog::{self, Watchdog},
 };
 use std::{
@@ -260,14 +261,9 @@ impl Time {
             let (key, known) = state.vms.iter().rev().find(|(key, _)| key.vm == vm)?;
             Some((*key, state.scheduler.figures(known.slot)))
         })?;
-        Some(FromArbiter::Time {
-            vm,
-            epoch: key.epoch,
-            used: figures.used,
-            overlapped: figures.overlapped,
-            waited: figures.waited,
-            turns: figures.turns,
-        })
+        let Figures { used, overlapped, waited, turns } = figures;
+        let time = VmTime { used, overlapped, waited, turns };
+        Some(FromArbiter::Time { vm, epoch: key.epoch, time })
     }
 }
 

@@ -7,39 +7,16 @@ use crate::{
     custody::Millis,
     ids::{VmKey, WorkerId},
 };
+use sluice_messages::figures::WorkCounts;
 use sluice_protocol::limits;
 use std::collections::{BTreeMap, HashMap};
 
-/// Counts of completed work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkCounts {
-    /// Number of launched kernels.
-    pub launches: u64,
-    /// Number of copies.
-    pub copies: u64,
-    /// Bytes copied.
-    pub copied: u64,
-    /// Number of guest calls.
-    pub calls: u64,
-}
-
-impl WorkCounts {
-    fn combine(self, other: WorkCounts, with: impl Fn(u64, u64) -> u64) -> WorkCounts {
-        WorkCounts {
-            launches: with(self.launches, other.launches),
-            copies: with(self.copies, other.copies),
-            copied: with(self.copied, other.copied),
-            calls: with(self.calls, other.calls),
-        }
-    }
-
-    /// Bounds the report `reported` of a worker that has lived for `lived` and had reported `self` before.
-    fn bounded(self, reported: WorkCounts, lived: Millis) -> WorkCounts {
-        let count = lived.saturating_add(1).saturating_mul(limits::REPORTED_PER_MILLISECOND);
-        let copied = lived.saturating_add(1).saturating_mul(limits::REPORTED_BYTES_PER_MILLISECOND);
-        let most = WorkCounts { launches: count, copies: count, copied, calls: count };
-        self.combine(reported.combine(most, u64::min), u64::max)
-    }
+/// Bounds the report `reported` of a worker that has lived for `lived` and had reported `before`.
+fn bounded(before: WorkCounts, reported: WorkCounts, lived: Millis) -> WorkCounts {
+    let count = lived.saturating_add(1).saturating_mul(limits::REPORTED_PER_MILLISECOND);
+    let copied = lived.saturating_add(1).saturating_mul(limits::REPORTED_BYTES_PER_MILLISECOND);
+    let most = WorkCounts { launches: count, copies: count, copied, calls: count };
+    before.combine(reported.combine(most, u64::min), u64::max)
 }
 
 #[derive(Debug)]
@@ -65,7 +42,7 @@ impl UsageCounters {
     /// Adds a worker's current report.
     pub fn see(&mut self, id: WorkerId, reported: WorkCounts, now: Millis) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        let counted = member.reported.bounded(reported, now.saturating_sub(member.since));
+        let counted = bounded(member.reported, reported, now.saturating_sub(member.since));
         let more = counted.combine(member.reported, u64::saturating_sub);
         member.reported = counted;
         let sum = self.vms.entry(member.vm).or_default();

@@ -5,8 +5,9 @@
 //! or a device is hostile (either may have been taken over by a guest), so nothing in it has a length. The two variable
 //! messages, [`WorkerSetup`] and [`ArbiterSetup`], go down only, each as the first of its socket.
 
-use crate::inventory::{
-    Instance, InstancePlaces, InstanceProfile, NamePart, PciAddress, Recovery, Switch, Visible,
+use crate::{
+    figures::{UnitBytes, Upkeep, VmTime, WorkCounts},
+    inventory::{Instance, InstancePlaces, InstanceProfile, NamePart, PciAddress, Recovery, Switch, Visible},
 };
 use sluice_protocol::{
     field::{Field, FieldError, Reader, Writer},
@@ -306,16 +307,8 @@ messages! {
             /** Bytes that it gave back and that are not clean yet. */ dirty: u64,
             /** Number of its workers that may still be known to the driver. */ holders: u32
         } fds 0,
-        /// The memory figures of a unit.
-        3 Unit {
-            /** The serial of the request. */ serial: u64,
-            /** Bytes in custody. */ total: u64,
-            /** The lent part of these. */ lent: u64,
-            /** The clean part of these. */ clean: u64,
-            /** The part of these that waits to be scrubbed. */ dirty: u64,
-            /** The part of these that is released for growth of drivers. */ headroom: u64,
-            /** The part of these that is not proven clean after all tries, and never lent again. */ suspect: u64
-        } fds 0,
+        /// The memory of a unit.
+        3 Unit { /** The serial of the request. */ serial: u64, /** The memory. */ memory: UnitBytes } fds 0,
         /// An ancestor's escrow does not suffice.
         4 WantEscrow { /** The project or organisation. */ ancestor: u32, /** Bytes in all that would suffice. */ bytes: u64 } fds 0,
         /// An event for operators.
@@ -325,33 +318,15 @@ messages! {
             /** The process it is about; 0 for none. */ process: u32,
             /** Bytes it is about. */ bytes: u64
         } fds 0,
-        /// A VM's use of the unit's time: comes before `Vm`. Nanoseconds in this epoch; they never decrease.
-        6 Time {
-            /** The VM. */ vm: u32,
-            /** Its epoch. */ epoch: u64,
-            /** Charged GPU time. */ used: u64,
-            /** The part of the charged time in which other VMs were admitted beside it. */ overlapped: u64,
-            /** Time in which it had work and had to wait for its turn. */ waited: u64,
-            /** Number of its turns. */ turns: u64
-        } fds 0,
-        /// The work that the workers of a VM report: comes before `Vm`. In this epoch, and never less than before. The reports are
-        /// not verified, but bounded by the work that a device could do in that time.
-        7 Work {
-            /** The VM. */ vm: u32,
-            /** Its epoch. */ epoch: u64,
-            /** Kernels launched. */ launches: u64,
-            /** Number of copies. */ copies: u64,
-            /** Bytes of the copies. */ copied: u64,
-            /** Number of guest calls that reached a worker. */ calls: u64
-        } fds 0,
+        /// A VM's use of the unit's time: comes before `Vm`.
+        6 Time { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64, /** The time. */ time: VmTime } fds 0,
+        /// The work of a VM: comes before `Vm`.
+        7 Work { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64, /** The work. */ work: WorkCounts } fds 0,
         /// The guest memory of a VM that its workers have pinned: comes before `Vm`.
         8 Pinned { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64, /** Bytes. */ bytes: u64 } fds 0,
-        /// Totals of scrubs since the arbiter was started, and the figures that it uses. Comes before `Unit`.
+        /// The care for the unit's memory, and the use of the driver's figures. Comes before `Unit`.
         9 Upkeep {
-            /** Number of scrubbed chunks. */ scrubs: u64,
-            /** Bytes of these chunks. */ scrubbed: u64,
-            /** Nanoseconds spent on scrubs. */ took: u64,
-            /** Bytes by which the driver's figure and the ledger's differed at the last comparison; 0 if normal. */ drift: u64,
+            /** The care. */ upkeep: Upkeep,
             /** The use of the driver's bytes per process for charging growth. */ figures: Figures
         } fds 0,
     }

@@ -8,6 +8,7 @@ use sluice_messages::{
         VersionError, WorkerSetup, codec,
     },
     custody::{CustodyAnswer, CustodyRequest, Growth},
+    figures::{UnitBytes, Upkeep, VmTime, WorkCounts},
     inventory::{
         Engines, Instance, InstancePlace, InstancePlaces, InstanceProfile, NamePart, PciAddress, Recovery,
         Switch, Visible, VisibleInstance, WHOLE,
@@ -202,17 +203,19 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
             => [1, 6, 5, 4, 2], fds 0;
         FromArbiter::Vm { serial: 7, vm: 1, epoch: 2, lent: 6, headroom: 5, dirty: 4, holders: 3 }
             => [2, 7, 1, 2, 6, 5, 4, 3], fds 0;
-        FromArbiter::Unit { serial: 7, total: 6, lent: 5, clean: 4, dirty: 3, headroom: 2, suspect: 1 }
-            => [3, 7, 6, 5, 4, 3, 2, 1], fds 0;
+        FromArbiter::Unit {
+            serial: 7, memory: UnitBytes { total: 6, lent: 5, clean: 4, dirty: 3, headroom: 2, suspect: 1 }
+        } => [3, 7, 6, 5, 4, 3, 2, 1], fds 0;
         FromArbiter::WantEscrow { ancestor: 1, bytes: 6 } => [4, 1, 6], fds 0;
         FromArbiter::Event { kind: ArbiterEvent::Leak as u32, vm: 1, process: 9, bytes: 6 } => [5, 4, 1, 9, 6], fds 0;
-        FromArbiter::Time { vm: 1, epoch: 2, used: 6, overlapped: 5, waited: 4, turns: 3 }
+        FromArbiter::Time { vm: 1, epoch: 2, time: VmTime { used: 6, overlapped: 5, waited: 4, turns: 3 } }
             => [6, 1, 2, 6, 5, 4, 3], fds 0;
-        FromArbiter::Work { vm: 1, epoch: 2, launches: 6, copies: 5, copied: 4, calls: 3 }
+        FromArbiter::Work { vm: 1, epoch: 2, work: WorkCounts { launches: 6, copies: 5, copied: 4, calls: 3 } }
             => [7, 1, 2, 6, 5, 4, 3], fds 0;
         FromArbiter::Pinned { vm: 1, epoch: 2, bytes: 6 } => [8, 1, 2, 6], fds 0;
-        FromArbiter::Upkeep { scrubs: 6, scrubbed: 5, took: 4, drift: 3, figures: Figures::Unused }
-            => [9, 6, 5, 4, 3, 2], fds 0;
+        FromArbiter::Upkeep {
+            upkeep: Upkeep { scrubs: 6, scrubbed: 5, took: 4, drift: 3 }, figures: Figures::Unused
+        } => [9, 6, 5, 4, 3, 2], fds 0;
     }
     golden! { ToInventory:
         ToInventory::Units { serial: 7 } => [1, 7], fds 0;

@@ -7,7 +7,10 @@ use crate::{
     ledger::MemoryTerms,
 };
 use sluice_driver::code;
-use sluice_messages::control::{FromArbiter, ToArbiter};
+use sluice_messages::{
+    control::{FromArbiter, ToArbiter},
+    figures::UnitBytes,
+};
 
 impl Custody {
     /// Handles a message of `sluiced` that carries no descriptor.
@@ -165,7 +168,8 @@ impl Custody {
         let [clean, dirty, suspect] = bytes;
         let (total, lent) = self.ledger.totals();
         let headroom = self.ledger.nominal().saturating_sub(total + suspect);
-        FromArbiter::Unit { serial, total: total + suspect, lent, clean, dirty, headroom, suspect }
+        let memory = UnitBytes { total: total + suspect, lent, clean, dirty, headroom, suspect };
+        FromArbiter::Unit { serial, memory }
     }
 
     /// The charged driver share of a VM.

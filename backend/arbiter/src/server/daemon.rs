@@ -1,7 +1,7 @@
 //! Messages with `sluiced`: its commands about VMs, workers and time, and the events and figures that it receives.
 
-use super::{EventToken, MESSAGES, Scrubs, Server, unblock};
-use crate::{custody::Millis, ids::VmKey, inventory::Inventory, usage::WorkCounts as Done};
+use super::{EventToken, MESSAGES, Server, unblock};
+use crate::{custody::Millis, ids::VmKey, inventory::Inventory};
 use rustix::{
     event::epoll::{self, EventFlags},
     fd::{AsFd as _, OwnedFd},
@@ -10,6 +10,7 @@ use rustix::{
 use sluice_messages::{
     channel::{ReceiveError, Received},
     control::{FromArbiter, ToArbiter},
+    figures::Upkeep,
 };
 use sluice_runtime::endable::EndableProcess;
 
@@ -55,17 +56,8 @@ impl Server {
         let now = self.now();
         match message {
             ToArbiter::DescribeUnit { .. } => {
-                let Scrubs { chunks, bytes, took } = self.scrubs;
-                let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-                let drift = self.audit.drift();
-                let figures = self.figures;
-                self.send_to_daemon(FromArbiter::Upkeep {
-                    scrubs: chunks,
-                    scrubbed: bytes,
-                    took,
-                    drift,
-                    figures,
-                });
+                let upkeep = Upkeep { drift: self.audit.drift(), ..self.upkeep };
+                self.send_to_daemon(FromArbiter::Upkeep { upkeep, figures: self.figures });
                 self.custody.command(message, now);
             }
             ToArbiter::Worker { vm, epoch, process: number, session, user, grouped: _ } => {
@@ -122,8 +114,7 @@ impl Server {
             self.usage.see(*id, link.report.work(), now);
         }
         let Some(key) = self.custody.current(vm) else { return };
-        let Done { launches, copies, copied, calls } = self.usage.of(key);
-        self.send_to_daemon(FromArbiter::Work { vm, epoch: key.epoch, launches, copies, copied, calls });
+        self.send_to_daemon(FromArbiter::Work { vm, epoch: key.epoch, work: self.usage.of(key) });
     }
 
     pub(super) fn send_to_daemon(&mut self, message: FromArbiter) {

@@ -43,6 +43,7 @@ use sluice_messages::{
     channel::{self, Channel, SetupError},
     control::{ArbiterEvent, ArbiterSetup, Figures, FromArbiter, HostAccess, ToArbiter},
     custody::UNIT,
+    figures::Upkeep,
     inventory::WHOLE,
 };
 use sluice_runtime::closer::Closer;
@@ -198,7 +199,7 @@ struct Server {
     stalls_looked: Millis,
     context_bytes: u64,
     host_access: HostAccess,
-    scrubs: Scrubs,
+    upkeep: Upkeep,
     /// Unknown processes: seen once (`false`) or reported (`true`).
     foreign_processes: HashMap<u32, bool>,
     /// The use of the driver's bytes per process, and looks in a row without any such bytes.
@@ -213,22 +214,6 @@ struct Server {
     taken: bool,
     /// The bytes that can be lent, as last reported to `sluiced`.
     announced: Option<u64>,
-}
-
-/// Totals of scrubs.
-#[derive(Clone, Copy, Debug, Default)]
-struct Scrubs {
-    chunks: u64,
-    bytes: u64,
-    took: Duration,
-}
-
-impl Scrubs {
-    fn add(&mut self, chunks: usize, bytes: u64, took: Duration) {
-        self.chunks = self.chunks.saturating_add(chunks as u64);
-        self.bytes = self.bytes.saturating_add(bytes);
-        self.took = self.took.saturating_add(took);
-    }
 }
 
 impl Server {
@@ -287,7 +272,7 @@ impl Server {
             stalls_looked: 0,
             context_bytes,
             host_access,
-            scrubs: Scrubs::default(),
+            upkeep: Upkeep::default(),
             foreign_processes: HashMap::new(),
             // No driver reports the bytes of each process on a part of a device.
             figures: if setup.instance == WHOLE { Figures::Unknown } else { Figures::Unused },

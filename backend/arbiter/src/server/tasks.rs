@@ -6,7 +6,10 @@ use crate::{
     scrub::{Done as TaskDone, Fault, News as ScrubberNews, ScrubWork},
     unit::Piece,
 };
-use sluice_messages::control::{ArbiterEvent, FromArbiter};
+use sluice_messages::{
+    control::{ArbiterEvent, FromArbiter},
+    figures::Upkeep,
+};
 use std::time::Duration;
 
 /// Time limit of the driver for a task, or a probe of the device; and for the first tasks, which take all memory.
@@ -125,7 +128,10 @@ impl Server {
         let scrubbed = matches!(done.outcome, crate::custody::TaskOutcome::Scrubbed(_));
         let taken = matches!(done.outcome, crate::custody::TaskOutcome::Taken { .. });
         if let Some((time, bytes)) = done.scrubbed {
-            self.scrubs.add(done.pieces.len(), bytes, time);
+            let took = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            let done =
+                Upkeep { scrubs: done.pieces.len() as u64, scrubbed: bytes, took, ..Upkeep::default() };
+            self.upkeep = self.upkeep.combine(done, u64::saturating_add);
             self.adapt(time, bytes);
         }
         if done.receipts_lost > 0 {

@@ -12,7 +12,10 @@ use sluice_messages::control::{
     ArbiterEvent, ArbiterSetup, BYTES, Figures, FromArbiter, FromInventory, HostAccess, NO_USER, ToArbiter,
     ToInventory, Verify, codec,
 };
-use sluice_messages::inventory::{Visible, VisibleInstance, WHOLE};
+use sluice_messages::{
+    figures::{UnitBytes, Upkeep, WorkCounts},
+    inventory::{Visible, VisibleInstance, WHOLE},
+};
 use sluice_shared_memory::socket;
 use std::{
     collections::{HashMap, HashSet},
@@ -155,8 +158,8 @@ pub(crate) struct Host {
     pub(crate) work: HashMap<u32, [u64; 4]>,
     /// The last reported VM with its pinned bytes.
     pinned: (u32, u64),
-    /// `[scrubs, scrubbed, took, drift]` as last reported.
-    upkeep: [u64; 4],
+    /// The care for memory, as last reported.
+    upkeep: Upkeep,
     /// The use of the driver's bytes per process, as last reported.
     figures: Figures,
 }
@@ -239,7 +242,7 @@ impl Host {
             used: HashMap::new(),
             work: HashMap::new(),
             pinned: (0, 0),
-            upkeep: [0; 4],
+            upkeep: Upkeep::default(),
             figures: Figures::Unknown,
         };
         let setup = ArbiterSetup {
@@ -312,18 +315,16 @@ impl Host {
                     self.events.push((ArbiterEvent::from_number(kind).unwrap(), vm, process, bytes));
                 }
                 FromArbiter::WantEscrow { ancestor, bytes } => self.wanted.push((ancestor, bytes)),
-                FromArbiter::Time { vm, used, .. } => {
-                    self.used.insert(vm, used);
+                FromArbiter::Time { vm, time, .. } => {
+                    self.used.insert(vm, time.used);
                 }
-                FromArbiter::Work { vm, launches, copies, copied, calls, .. } => {
+                FromArbiter::Work { vm, work, .. } => {
+                    let WorkCounts { launches, copies, copied, calls } = work;
                     self.work.insert(vm, [launches, copies, copied, calls]);
                 }
                 FromArbiter::Pinned { vm, bytes, .. } => self.pinned = (vm, bytes),
                 FromArbiter::Ready { bytes, .. } => self.bytes = bytes,
-                FromArbiter::Upkeep { scrubs, scrubbed, took, drift, figures } => {
-                    self.upkeep = [scrubs, scrubbed, took, drift];
-                    self.figures = figures;
-                }
+                FromArbiter::Upkeep { upkeep, figures } => (self.upkeep, self.figures) = (upkeep, figures),
                 other => return other,
             }
         }
@@ -433,8 +434,8 @@ impl Host {
         self.pinned.1
     }
 
-    /// `[scrubs, scrubbed, took, drift]` of the unit.
-    pub(crate) fn upkeep(&mut self) -> [u64; 4] {
+    /// The care for the unit's memory.
+    pub(crate) fn upkeep(&mut self) -> Upkeep {
         self.unit();
         self.upkeep
     }
@@ -449,7 +450,8 @@ impl Host {
     pub(crate) fn unit(&mut self) -> [u64; 6] {
         self.send(ToArbiter::DescribeUnit { serial: 1 }, &[]);
         match self.answer() {
-            FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect, .. } => {
+            FromArbiter::Unit { memory, .. } => {
+                let UnitBytes { total, lent, clean, dirty, headroom, suspect } = memory;
                 [total, lent, clean, dirty, headroom, suspect]
             }
             other => panic!("{other:?}"),

@@ -5,7 +5,10 @@ use crate::{
     host::{DriverBooking, Host, Options, lives},
 };
 use sluice_kit::wait::eventually;
-use sluice_messages::control::{ArbiterEvent, Figures};
+use sluice_messages::{
+    control::{ArbiterEvent, Figures},
+    figures::Upkeep,
+};
 use sluice_protocol::limits::{DEATH_MILLISECONDS, GROW_TIMEOUT_MILLISECONDS};
 use std::time::{Duration, Instant};
 
@@ -190,9 +193,9 @@ fn foreign_process_and_drift_are_reported() {
     host.listed.lock().unwrap().used = Some(used + 40 * MIB);
     eventually("drift", || host.saw(ArbiterEvent::Drift));
     assert!(host.events.contains(&(ArbiterEvent::Drift, 0, 0, 30 * MIB)));
-    assert_eq!(host.upkeep()[3], 30 * MIB);
+    assert_eq!(host.upkeep().drift, 30 * MIB);
     host.listed.lock().unwrap().used = Some(used + 10 * MIB);
-    eventually("it is gone", || host.upkeep()[3] == 0);
+    eventually("it is gone", || host.upkeep().drift == 0);
 }
 
 // Promise: A22
@@ -201,14 +204,14 @@ fn scrubs_and_scrubbed_bytes_are_counted() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     eventually("everything is clean", || host.unit()[3] == 0);
-    let [scrubs, scrubbed, took, _] = host.upkeep();
+    let Upkeep { scrubs, scrubbed, took, .. } = host.upkeep();
     assert!(scrubs > 0 && scrubbed == host.bytes && took > 0, "the first sweep: {scrubs} {scrubbed} {took}");
     let worker = host.worker(1);
     worker.take(2 * MIB).expect("there is room");
     worker.kill();
-    eventually("it is swept", || host.upkeep()[1] >= scrubbed + 2 * MIB);
+    eventually("it is swept", || host.upkeep().scrubbed >= scrubbed + 2 * MIB);
     let more = host.upkeep();
-    assert!(more[0] > scrubs && more[2] > took, "{more:?}");
+    assert!(more.scrubs > scrubs && more.took > took, "{more:?}");
 }
 
 // Promise: Q29

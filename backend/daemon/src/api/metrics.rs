@@ -13,11 +13,12 @@ use prometheus_client::{
     registry::{Registry as Encoded, Unit},
 };
 use sluice_api::v1::FenceStep;
+use sluice_messages::figures::{UnitBytes, Upkeep};
 
 use crate::{
     api::long_body::LongBody,
     registry::Registry,
-    units::unit::{UnitReport, UpkeepReport, VmReport},
+    units::unit::VmReport,
     units::xid::XidClass,
     vms::vm::{Vm, VmPhase},
 };
@@ -204,7 +205,7 @@ impl Registry {
     }
 
     fn unit_metrics(&self, shown: &mut Snapshot) {
-        type Figure = fn(UnitReport) -> u64;
+        type Figure = fn(UnitBytes) -> u64;
         let memory: [(&str, &str, Figure); 6] = [
             ("sluice_unit_memory_total", "Device memory in custody", |unit| unit.total),
             ("sluice_unit_memory_lent", "Device memory lent to VMs", |unit| unit.lent),
@@ -300,7 +301,7 @@ impl Registry {
 
     /// The metrics about scrubbing and the accounting of memory.
     fn upkeep_metrics(&self, shown: &mut Snapshot) {
-        let each = |figure: fn(UpkeepReport) -> f64| -> Vec<(Labels, f64)> {
+        let each = |figure: fn(Upkeep) -> f64| -> Vec<(Labels, f64)> {
             let known = self.units.iter().filter_map(|unit| Some((unit.number(), unit.upkeep()?)));
             known.map(|(unit, upkeep)| (of_unit(unit), figure(upkeep))).collect()
         };
@@ -341,10 +342,7 @@ impl Registry {
             report.headroom = report.headroom.saturating_add(has.headroom);
             report.dirty = report.dirty.saturating_add(has.dirty);
             report.holders = report.holders.saturating_add(has.holders);
-            report.time.used = report.time.used.saturating_add(has.time.used);
-            report.time.overlapped = report.time.overlapped.saturating_add(has.time.overlapped);
-            report.time.waited = report.time.waited.saturating_add(has.time.waited);
-            report.time.turns = report.time.turns.saturating_add(has.time.turns);
+            report.time = report.time.combine(has.time, u64::saturating_add);
             report.work = report.work.combine(has.work, u64::saturating_add);
         }
         let units = u64::try_from(vm.units().len()).unwrap_or(u64::MAX);

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use tokio::sync::Mutex;
 
+use sluice_messages::figures::WorkCounts;
 use sluice_runtime::process::Identity;
 
 use crate::records::state::file::{FoundState, StateFile, off_thread};
@@ -30,28 +31,6 @@ use crate::records::state::file::{FoundState, StateFile, off_thread};
 const VERSION: u32 = 1;
 /// Limit of removed VMs whose figures are kept.
 const GONE: usize = 4096;
-
-/// The work of a VM on a unit in its epoch, as reported by its workers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct WorkReport {
-    pub(crate) launches: u64,
-    pub(crate) copies: u64,
-    pub(crate) copied: u64,
-    pub(crate) calls: u64,
-}
-
-impl WorkReport {
-    /// Combines each figure with the other's.
-    pub(crate) fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
-        Self {
-            launches: with(self.launches, other.launches),
-            copies: with(self.copies, other.copies),
-            copied: with(self.copied, other.copied),
-            calls: with(self.calls, other.calls),
-        }
-    }
-}
 
 /// The usage of a VM, a project, an organisation or the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -115,7 +94,7 @@ pub(crate) struct Sample {
 pub(crate) struct Done {
     /// Nanoseconds of GPU time.
     pub(crate) time: u64,
-    pub(crate) work: WorkReport,
+    pub(crate) work: WorkCounts,
 }
 
 /// The arbiter and the epoch of a count.
@@ -429,7 +408,7 @@ mod tests {
     }
 
     fn done(time: u64) -> Done {
-        Done { time, work: WorkReport { launches: time, ..WorkReport::default() } }
+        Done { time, work: WorkCounts { launches: time, ..WorkCounts::default() } }
     }
 
     // Promise: A6

@@ -30,7 +30,11 @@ use sluice_messages::control::{
     self, ArbiterSetup, Figures, FromArbiter, FromDevice, FromInventory, HostAccess, SETUP_BYTES, ToArbiter,
     ToDevice, ToInventory, ToWorker, WorkerSetup, codec,
 };
-use sluice_messages::inventory::WHOLE;
+use sluice_messages::{
+    figures::{UnitBytes, Upkeep},
+    inventory::WHOLE,
+};
+use sluice_protocol::field::{Field, Reader};
 use sluice_shared_memory::socket;
 
 /// Bytes of a unit: enough for 500 VMs.
@@ -289,7 +293,8 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
             ToArbiter::DescribeUnit { serial } => {
                 let (total, suspect) = (BYTES, unit.suspect);
                 let lent = unit.vms.values().map(|(_, lent, _)| lent).sum();
-                Some(FromArbiter::Unit { serial, total, lent, clean: 0, dirty: 0, headroom: 0, suspect })
+                let memory = UnitBytes { total, lent, suspect, ..UnitBytes::default() };
+                Some(FromArbiter::Unit { serial, memory })
             }
             _ => {
                 unit.told.push(format!("{message:?}"));
@@ -313,6 +318,12 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
     loop {
         std::thread::park();
     }
+}
+
+/// The figures whose numbers a command names in order.
+fn figures<T: for<'a> Field<'a>>(numbers: &[u32]) -> Result<T> {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| u64::from(*number).to_le_bytes()).collect();
+    Ok(T::get(&mut Reader::new(&bytes))?)
 }
 
 fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) -> Result<String> {
@@ -352,27 +363,11 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
         ("stale", &[vm]) => {
             FromArbiter::Vm { serial: 0, vm, epoch: 0, lent: 1, headroom: 0, dirty: 0, holders: 0 }
         }
-        ("work", &[vm, launches, copies, copied, calls]) => FromArbiter::Work {
-            vm,
-            epoch: 1,
-            launches: launches.into(),
-            copies: copies.into(),
-            copied: copied.into(),
-            calls: calls.into(),
-        },
+        ("work", &[vm, ref counts @ ..]) => FromArbiter::Work { vm, epoch: 1, work: figures(counts)? },
         ("pinned", &[vm, bytes]) => FromArbiter::Pinned { vm, epoch: 1, bytes: bytes.into() },
-        ("upkeep", &[scrubs, scrubbed, took, drift]) => FromArbiter::Upkeep {
-            scrubs: scrubs.into(),
-            scrubbed: scrubbed.into(),
-            took: took.into(),
-            drift: drift.into(),
-            figures: Figures::Unknown,
-        },
+        ("upkeep", numbers) => FromArbiter::Upkeep { upkeep: figures(numbers)?, figures: Figures::Unknown },
         ("figures", &[used]) => FromArbiter::Upkeep {
-            scrubs: 0,
-            scrubbed: 0,
-            took: 0,
-            drift: 0,
+            upkeep: Upkeep::default(),
             figures: match used {
                 0 => Figures::Unused,
                 1 => Figures::Used,

@@ -32,6 +32,7 @@ use std::{
 
 use sluice_messages::{
     control::{Figures, HostAccess, NeededAbility, TimeShare, ToArbiter},
+    figures::{UnitBytes, Upkeep, VmTime, WorkCounts},
     inventory::{Visible, WHOLE},
 };
 use sluice_runtime::process::Identity;
@@ -48,11 +49,10 @@ use crate::{
     records::state::checkpoint::Checkpoint,
     records::unit_event::UnitEventSender,
     records::usage,
-    records::usage::WorkReport,
     units::inventory::Inventory,
 };
 pub(crate) use arbiter::{UnitError, socket_name};
-pub(crate) use reports::{TimeReport, UnitReport, UpkeepReport, VmReport};
+pub(crate) use reports::VmReport;
 
 /// The device or instance of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,12 +154,12 @@ pub(crate) struct VmTerms {
 struct ArbiterReports {
     /// The serial of the last request that was answered.
     answered: u64,
-    unit: Option<(u64, Instant, UnitReport)>,
+    unit: Option<(u64, Instant, UnitBytes)>,
     vms: BTreeMap<u32, (u64, VmReport)>,
-    times: BTreeMap<u32, TimeReport>,
-    work: BTreeMap<u32, WorkReport>,
+    times: BTreeMap<u32, VmTime>,
+    work: BTreeMap<u32, WorkCounts>,
     pinned: BTreeMap<u32, u64>,
-    upkeep: Option<UpkeepReport>,
+    upkeep: Option<Upkeep>,
 }
 
 impl ArbiterReports {

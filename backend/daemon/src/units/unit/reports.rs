@@ -5,27 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_messages::control::{FromArbiter, ToArbiter};
+use sluice_messages::{
+    control::{FromArbiter, ToArbiter},
+    figures::{UnitBytes, Upkeep, VmTime, WorkCounts},
+};
 use sluice_runtime::clock;
 
 use super::{ArbiterReports, Unit};
-use crate::{
-    channel::Channel, records::unit_event::UnitEvent, records::usage::WorkReport, time_limit::answer_within,
-};
+use crate::{channel::Channel, records::unit_event::UnitEvent, time_limit::answer_within};
 
 /// Time limit for a report, before it counts as unknown.
 pub(super) const DESCRIBE: Duration = Duration::from_secs(1);
-
-/// The memory of a unit, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct UnitReport {
-    pub(crate) total: u64,
-    pub(crate) lent: u64,
-    pub(crate) clean: u64,
-    pub(crate) dirty: u64,
-    pub(crate) headroom: u64,
-    pub(crate) suspect: u64,
-}
 
 /// The memory of a VM on a unit, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,28 +25,8 @@ pub(crate) struct VmReport {
     pub(crate) headroom: u64,
     pub(crate) dirty: u64,
     pub(crate) holders: u32,
-    pub(crate) time: TimeReport,
-    pub(crate) work: WorkReport,
-}
-
-/// The GPU time of a VM on a unit in its epoch, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TimeReport {
-    pub(crate) used: u64,
-    pub(crate) overlapped: u64,
-    pub(crate) waited: u64,
-    pub(crate) turns: u64,
-}
-
-/// The cost of scrubbing a unit's memory since the start of its arbiter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct UpkeepReport {
-    /// Chunks, bytes and nanoseconds of scrubbing.
-    pub(crate) scrubs: u64,
-    pub(crate) scrubbed: u64,
-    pub(crate) took: u64,
-    /// The difference between the driver's figure and the ledger's, in bytes.
-    pub(crate) drift: u64,
+    pub(crate) time: VmTime,
+    pub(crate) work: WorkCounts,
 }
 
 impl Unit {
@@ -71,7 +41,7 @@ impl Unit {
     }
 
     /// The last report on the unit.
-    pub(crate) fn last(&self) -> Option<UnitReport> {
+    pub(crate) fn last(&self) -> Option<UnitBytes> {
         self.latest.borrow().unit.map(|(_, _, report)| report)
     }
 
@@ -86,12 +56,12 @@ impl Unit {
     }
 
     /// The last report on scrubbing.
-    pub(crate) fn upkeep(&self) -> Option<UpkeepReport> {
+    pub(crate) fn upkeep(&self) -> Option<Upkeep> {
         self.latest.borrow().upkeep
     }
 
     /// Requests a report on the unit; `None` if there is no answer in time.
-    pub(crate) async fn describe(&self) -> Option<UnitReport> {
+    pub(crate) async fn describe(&self) -> Option<UnitBytes> {
         self.ask(
             |serial| ToArbiter::DescribeUnit { serial },
             |latest| latest.unit.map(|(of, _, report)| (of, report)),
@@ -168,22 +138,19 @@ impl Unit {
                 }
                 self.answered(&mut latest, serial);
             }
-            FromArbiter::Time { vm, epoch, used, overlapped, waited, turns } => {
+            FromArbiter::Time { vm, epoch, time } => {
                 if self.is_current(vm, epoch) {
-                    let report = TimeReport { used, overlapped, waited, turns };
-                    self.latest.borrow_mut().times.insert(vm, report);
+                    self.latest.borrow_mut().times.insert(vm, time);
                 }
             }
-            FromArbiter::Work { vm, epoch, launches, copies, copied, calls } => {
+            FromArbiter::Work { vm, epoch, work } => {
                 if self.is_current(vm, epoch) {
-                    let report = WorkReport { launches, copies, copied, calls };
-                    self.latest.borrow_mut().work.insert(vm, report);
+                    self.latest.borrow_mut().work.insert(vm, work);
                 }
             }
-            FromArbiter::Unit { serial, total, lent, clean, dirty, headroom, suspect } => {
+            FromArbiter::Unit { serial, memory } => {
                 let mut latest = self.latest.borrow_mut();
-                let report = UnitReport { total, lent, clean, dirty, headroom, suspect };
-                latest.unit = Some((serial, Instant::now(), report));
+                latest.unit = Some((serial, Instant::now(), memory));
                 self.answered(&mut latest, serial);
             }
             FromArbiter::Pinned { vm, epoch, bytes } => {
@@ -191,9 +158,9 @@ impl Unit {
                     self.latest.borrow_mut().pinned.insert(vm, bytes);
                 }
             }
-            FromArbiter::Upkeep { scrubs, scrubbed, took, drift, figures } => {
+            FromArbiter::Upkeep { upkeep, figures } => {
                 self.set_figures(figures);
-                self.latest.borrow_mut().upkeep = Some(UpkeepReport { scrubs, scrubbed, took, drift });
+                self.latest.borrow_mut().upkeep = Some(upkeep);
             }
             FromArbiter::WantEscrow { ancestor, bytes } => {
                 _ = self.event_sender.send(UnitEvent::Escrow { unit, ancestor, bytes });
@@ -257,12 +224,7 @@ mod tests {
             };
             let reports = |serial, lent| FromArbiter::Unit {
                 serial,
-                total: 9,
-                lent,
-                clean: 0,
-                dirty: 0,
-                headroom: 0,
-                suspect: 0,
+                memory: UnitBytes { total: 9, lent, ..UnitBytes::default() },
             };
             // An answer to the last daemon comes first, before any request and between the others.
             let last_daemon = clock::nanoseconds();
@@ -337,12 +299,7 @@ mod tests {
             let serial = unit.serial.get();
             unit.on_message(FromArbiter::Unit {
                 serial,
-                total: 9,
-                lent: 0,
-                clean: 0,
-                dirty: 0,
-                headroom: 0,
-                suspect: 0,
+                memory: UnitBytes { total: 9, ..UnitBytes::default() },
             });
             // From here on, time passes to the next limit whenever the unit waits.
             let began = tokio::time::Instant::now();
