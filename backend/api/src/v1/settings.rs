@@ -31,6 +31,8 @@ pub struct Setting {
     pub option: &'static str,
     /// Form of its values.
     pub form: Form,
+    /// True if tenants may give it to their VMs; otherwise only operators may.
+    pub for_tenants: bool,
     about: &'static [&'static str],
     bounds: Option<(u64, u64)>,
     /// Writes the value that a VM has if neither its request nor its size gives one.
@@ -276,8 +278,8 @@ pub trait SettingsRequest: Copy + Default {
     /// The request that leaves settings as they are. A value that no request can give is not in it.
     fn keeping(settings: Self::Settings) -> Self;
 
-    /// The names in the API of settings, each with whether two VMs have the same value of it.
-    fn compare(one: &Self::Settings, other: &Self::Settings) -> Vec<(&'static str, bool)>;
+    /// The settings, each with whether two VMs have the same value of it.
+    fn compare(one: &Self::Settings, other: &Self::Settings) -> Vec<(&'static Setting, bool)>;
 }
 
 /// The schema of a group in a request for a VM, whose size may supply the settings.
@@ -309,13 +311,15 @@ pub(super) fn answered<R: SettingsRequest>() -> Object {
 /// Declares groups of settings.
 ///
 /// A row is `name "option": type in least..=most = default, "meaning of 0";`. The first line of its comment is its title, to which
-/// descriptions add the unit in which the name ends. `stored` is what serde has to know of its field in the state file.
+/// descriptions add the unit in which the name ends. `stored` is what serde has to know of its field in the state file. Tenants may give a
+/// setting that has `tenants(may_give)`: the daemon has a limit of it, it is within a quota, or it concerns the VM alone.
 macro_rules! settings {
     ($(
         $(#[doc = $title:literal])+
         $group:ident $quoted:literal, $request:ident, $stored:ident {$(
             $(#[doc = $about:literal])+
             $(#[stored($($as_stored:tt)+)])?
+            $(#[tenants($tenants:ident)])?
             $name:ident $option:literal: $type:ident $(in $least:tt..=$most:tt)? = $default:expr $(, $zero:literal)?;
         )+}
     )+) => {$(
@@ -354,6 +358,7 @@ macro_rules! settings {
                 name: stringify!($name),
                 option: $option,
                 form: <$type as Value>::FORM,
+                for_tenants: settings!(@tenants $($tenants)?),
                 about: &[$($about),+],
                 bounds: settings!(@bounds $($least $most)?),
                 default: || <$type as Value>::written($default),
@@ -390,13 +395,15 @@ macro_rules! settings {
                 )+}
             }
 
-            fn compare(one: &$group, other: &$group) -> Vec<(&'static str, bool)> {
-                vec![$((stringify!($name), one.$name == other.$name)),+]
+            fn compare(one: &$group, other: &$group) -> Vec<(&'static Setting, bool)> {
+                Self::SETTINGS.iter().zip([$(one.$name == other.$name),+]).collect()
             }
         }
     )+};
     (@bounds) => { None };
     (@bounds $least:tt $most:tt) => { Some(($least as u64, $most as u64)) };
+    (@tenants) => { false };
+    (@tenants may_give) => { true };
     (@zero) => { None };
     (@zero $zero:literal) => { Some($zero) };
 }
@@ -407,26 +414,33 @@ settings! {
         /// Part of the quota that is guaranteed.
         /// The rest is available while no other VM has it.
         #[stored(rename = "guaranteed")]
+        #[tenants(may_give)]
         guaranteed_bytes "guaranteed": u64 in 0..=BYTES = 0;
         /// Allowance beside the quota.
         /// Memory that the driver takes for the VM is charged to it first.
         #[stored(rename = "headroom")]
+        #[tenants(may_give)]
         headroom_bytes "headroom": u64 in 0..=BYTES = 0;
         /// Limit of pinned guest memory.
         #[stored(rename = "pinned")]
+        #[tenants(may_give)]
         pinned_bytes "pinned": u64 in 0..=BYTES = 0, "no limit";
     }
 
     /// Share of a unit's time.
     TimeShare "TimeShare", TimeShareRequest, TimeShareStored {
         /// Share of GPU time relative to other VMs.
+        #[tenants(may_give)]
         weight "weight": u32 in 1..=10_000 = 100;
         /// Scheduling priority.
+        #[tenants(may_give)]
         priority "priority": Priority = Priority::Normal;
         /// Upper limit of a unit's time.
+        #[tenants(may_give)]
         cap_permille "cap": u32 in 1..=1000 = 0, "no limit";
         /// Guaranteed part of a unit's time.
         /// It is available on demand.
+        #[tenants(may_give)]
         guarantee_permille "guarantee": u32 in 0..=1000 = 0;
     }
 
@@ -434,9 +448,11 @@ settings! {
     Rules "Rules", RulesRequest, RulesStored {
         /// Time from a fence by a policy or a tenant to automatic readmission.
         #[stored(rename = "readmit_after")]
+        #[tenants(may_give)]
         readmit_after_seconds "readmit-after": u32 in 1..=NUMBER = 0, "only an operator readmits it";
         /// Time without a completion of submitted work after which a worker is killed.
         #[stored(rename = "hang_after")]
+        #[tenants(may_give)]
         hang_after_seconds "hang-after": u32 in 1..=4_294_967 = 0, "never";
     }
 }
@@ -500,9 +516,9 @@ mod tests {
         let settings = request.over(size).expect("within bounds");
         assert_eq!(settings, TimeShare { cap_permille: 500, ..size });
         assert_eq!(TimeShareRequest::keeping(settings).over(TimeShare::default()), Ok(settings));
-        let differ: Vec<_> =
-            TimeShareRequest::compare(&size, &settings).into_iter().filter(|(_, same)| !same).collect();
-        assert_eq!(differ, [("cap_permille", false)]);
+        let compared = TimeShareRequest::compare(&size, &settings).into_iter();
+        let differ: Vec<_> = compared.filter(|(_, same)| !same).map(|(setting, _)| setting.name).collect();
+        assert_eq!(differ, ["cap_permille"]);
     }
 
     #[test]

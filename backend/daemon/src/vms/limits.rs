@@ -3,30 +3,16 @@
 //! The registry calls it before it creates or changes a VM for a tenant; operators are exempt. It owns no state: an operator
 //! sets the limits on an organisation or a project, and [`TenantLimits::default`] applies if none are set.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, iter};
 
 use sluice_api::v1::{
-    Isolation, MemoryShareRequest, Policy, RulesRequest, SettingsRequest as _, TimeShareRequest,
+    Isolation, MemoryShareRequest, Policy, RulesRequest, Setting, SettingsRequest as _, TimeShareRequest,
 };
 
 use crate::records::state::objects::{PlacementSettings, SizeObject, TenantLimits, VmObject};
 
 /// Limit of VMs of an organisation created by its tenants, if no number is set.
 pub(crate) const VMS: u32 = 64;
-
-/// Settings that a tenant may give: they have a limit here, stay within the quota of the organisation (the guaranteed memory),
-/// or concern the VM alone (the time after which a hung kernel is ended). Every other setting is an operator's.
-const DECIDED: [&str; 9] = [
-    "cap_permille",
-    "guarantee_permille",
-    "guaranteed_bytes",
-    "hang_after_seconds",
-    "headroom_bytes",
-    "pinned_bytes",
-    "priority",
-    "readmit_after_seconds",
-    "weight",
-];
 
 /// A tenant's request is beyond its limits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -177,18 +163,18 @@ impl TenantLimits {
     }
 }
 
-/// Refuses a change of a setting without a rule; each setting comes with a flag that it is unchanged.
-fn decided(settings: Vec<(&'static str, bool)>) -> Result<(), LimitError> {
-    let changed = settings.into_iter().find(|(name, same)| !same && !DECIDED.contains(name));
-    changed.map_or(Ok(()), |(name, _)| Err(LimitError::Operators(name)))
+/// Refuses a change of a setting that tenants may not give; each setting comes with a flag that it is unchanged.
+fn decided(settings: Vec<(&Setting, bool)>) -> Result<(), LimitError> {
+    let changed = settings.into_iter().find(|(setting, same)| !same && !setting.for_tenants);
+    changed.map_or(Ok(()), |(setting, _)| Err(LimitError::Operators(setting.name)))
 }
 
 /// The settings that a size gives, each with a flag that two VMs agree on it.
 fn figures(one: &VmObject, other: &VmObject) -> Vec<(&'static str, bool)> {
-    let mut figures = vec![("memory_bytes", one.memory == other.memory)];
-    figures.extend(MemoryShareRequest::compare(&one.share, &other.share));
-    figures.extend(TimeShareRequest::compare(&one.time, &other.time));
-    figures
+    let mut settings = MemoryShareRequest::compare(&one.share, &other.share);
+    settings.extend(TimeShareRequest::compare(&one.time, &other.time));
+    let named = settings.into_iter().map(|(setting, same)| (setting.name, same));
+    iter::once(("memory_bytes", one.memory == other.memory)).chain(named).collect()
 }
 
 fn same_figures(one: &VmObject, other: &VmObject) -> bool {
@@ -205,7 +191,7 @@ impl PlacementSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_api::v1::{Priority, Setting};
+    use sluice_api::v1::Priority;
 
     const GIB: u64 = 1 << 30;
 
@@ -258,12 +244,11 @@ mod tests {
     // Promise: A42
     #[test]
     fn setting_without_a_limit_is_reserved_to_operators() {
-        assert_eq!(decided(vec![("weight", false), ("colour", true)]), Ok(()));
-        assert_eq!(decided(vec![("weight", false), ("colour", false)]), Err(LimitError::Operators("colour")));
-        let names = |settings: &[Setting]| settings.iter().map(|setting| setting.name).collect::<Vec<_>>();
-        let all = [MemoryShareRequest::SETTINGS, TimeShareRequest::SETTINGS, RulesRequest::SETTINGS];
-        let all: BTreeSet<_> = all.into_iter().flat_map(names).collect();
-        assert!(DECIDED.iter().all(|name| all.contains(name)), "{all:?}");
+        let mut colour = RulesRequest::SETTINGS[0];
+        (colour.name, colour.for_tenants) = ("colour", false);
+        let weight = &TimeShareRequest::SETTINGS[0];
+        assert_eq!(decided(vec![(weight, false), (&colour, true)]), Ok(()));
+        assert_eq!(decided(vec![(weight, false), (&colour, false)]), Err(LimitError::Operators("colour")));
     }
 
     // Promise: A42
