@@ -420,17 +420,6 @@ impl<A> Texture<A> {
     }
 }
 
-/// Checks the resource of a surface object.
-///
-/// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` for any resource but an array. NVIDIA's driver also takes one that was not made for surfaces.
-pub fn check_surface<A>(resource: Resource<A>) -> Result<ArrayResource<A>, Code> {
-    match resource {
-        Resource::Array(of) => Ok(of),
-        _ => Err(INVALID),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -564,12 +553,5 @@ mod tests {
         assert_eq!(check(blocks), Err(Code::CUDA_ERROR_NOT_SUPPORTED));
         let memory = Resource::<u32>::Linear(Linear { address: 512, texel: shown.texel, bytes: 64 });
         assert_eq!(View::check(&view, &memory), Err(INVALID));
-    }
-
-    #[test]
-    fn surface_needs_an_array_without_levels() {
-        assert!(check_surface(resource(0x20, 0, flags::SURFACE, 1)).is_ok());
-        assert!(check_surface(resource(0x20, 0, 0, 1)).is_ok(), "not made for surfaces");
-        assert_eq!(check_surface(resource(0x20, 0, flags::SURFACE, 2)), Err(INVALID));
     }
 }

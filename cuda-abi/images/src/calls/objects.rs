@@ -2,7 +2,7 @@
 
 use super::{INVALID, Images, In, Out, Result, failed};
 use crate::driver::ImageDriver;
-use crate::texture::{ArrayResource, Resource, Sampling, Texture, View, check_surface};
+use crate::texture::{ArrayResource, Resource, Sampling, Texture, View};
 use sluice_cuda_abi::descriptors::{ResourceDescriptor, TextureDescriptor, ViewDescriptor};
 
 /// The descriptions of a texture object, as the program gave them.
@@ -116,7 +116,10 @@ impl<D: ImageDriver> Images<D> {
         let context = self.driver.context()?;
         place.required()?;
         let resource = resource.get()?;
-        let array = check_surface(self.resource(context, &resource)?).map_err(failed::<D>)?;
+        // NVIDIA's driver also takes an array that was not made for surfaces.
+        let Resource::Array(array) = self.resource(context, &resource)? else {
+            return Err(failed::<D>(INVALID));
+        };
         let object = self.driver.create_surface(&array)?;
         self.state().surfaces.insert((context, object), SurfaceEntry { resource });
         place.set(object)

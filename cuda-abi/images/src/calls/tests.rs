@@ -9,7 +9,7 @@ use crate::limits::Limits;
 use crate::shape::{ImageShape, flags};
 use crate::texture::Texture;
 use sluice_cuda_abi::descriptors::{
-    Array3DDescriptor, ArrayDescriptor, ResourceDescriptor, TextureDescriptor, ViewDescriptor,
+    Array3DDescriptor, ArrayDescriptor, ResourceDescriptor, TextureDescriptor, ViewDescriptor, resource,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,7 +225,7 @@ fn texture_object_returns_what_it_was_made_of() {
 }
 
 #[test]
-fn surface_object_is_made_of_any_array() {
+fn surface_object_is_made_of_any_array_without_levels() {
     let images = images();
     let plain = over(make(&images, 0));
     assert!(result(|place| images.surf_object_create(place, input(&plain))).is_ok());
@@ -235,6 +235,9 @@ fn surface_object_is_made_of_any_array() {
     images.surf_object_destroy(object).unwrap();
     assert_eq!(result(|place| images.surf_object_get_resource_desc(place, object)), Err(INVALID));
     assert_eq!(images.surf_object_destroy(object), Ok(()), "it does nothing");
+    let whole = |place| images.mipmapped_array_create(place, input(&plane(flags::SURFACE)), 2, allowed);
+    let whole = ResourceDescriptor { kind: resource::MIPMAPPED_ARRAY, ..over(result(whole).unwrap()) };
+    assert_eq!(result(|place| images.surf_object_create(place, input(&whole))), Err(INVALID));
 }
 
 // Promise: C82
