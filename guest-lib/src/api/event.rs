@@ -9,8 +9,10 @@ use crate::{
     error::{Error, Result},
     graphs::{self, GRAPHS},
     process,
+    session::PostTarget,
     state::{
         events::{EventRef, INTERPROCESS},
+        gates::Whole,
         streams::StreamRef,
     },
     turns,
@@ -89,11 +91,18 @@ pub(crate) fn cuCtxRecordEvent(_: Call, context: u64, event: u64) -> Result {
         return Err(Error::NOT_SUPPORTED);
     }
     GRAPHS.use_context(context.raw)?;
-    let behind = |stream: StreamRef<'_>| match shared_events::of(process, &found) {
-        Some(shared) => shared_events::record(process, &shared, stream),
-        None => Ok(()),
+    let session = &process.session;
+    let record = |stream: StreamRef<'_>| {
+        let call = wire::context_record::Args { event: found.id };
+        // A recording that the driver cannot take would hold up all streams in the worker; here it waits for its own.
+        let target = stream.target();
+        let target = PostTarget { credits: target.credits.min(session.room), ..target };
+        let sequence = session.post(stream.context, Some(target), &call)?;
+        found.recorded_at(stream, sequence);
+        shared_events::of(process, &found)
+            .map_or(Ok(()), |shared| shared_events::record(process, &shared, stream))
     };
-    process.gates.record(&process.session, &process.streams, &process.events, found, behind)
+    process.gates.record(session, &process.streams, &process.events, Whole::of_context(context.raw), record)
 }
 
 pub(crate) fn cuCtxWaitEvent(_: Call, context: u64, event: u64) -> Result {
@@ -110,7 +119,8 @@ pub(crate) fn cuCtxWaitEvent(_: Call, context: u64, event: u64) -> Result {
         return Ok(());
     }
     let wait = |stream: StreamRef<'_>| wait_in(process, &found, stream);
-    process.gates.wait(&process.session, &process.streams, &process.events, context.raw, wait)
+    let whole = Whole::of_context(context.raw);
+    process.gates.wait(&process.session, &process.streams, &process.events, whole, wait)
 }
 
 pub(crate) fn cuEventQuery(_: Call, event: u64) -> Result {

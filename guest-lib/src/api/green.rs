@@ -10,6 +10,7 @@ use crate::{
     graphs::{self, GRAPHS},
     process::{self, ProcessState},
     state::{
+        gates::Whole,
         green::{Green, KnownPath, QueueWish, of_device, queue_config},
         objects::Plain,
         streams::{NON_BLOCKING, StreamRef},
@@ -408,7 +409,8 @@ pub(super) fn record(process: &ProcessState, green: &Arc<Green>, event: u64) -> 
         return Err(Error::INVALID_HANDLE);
     }
     refuse_captures(process, green)?;
-    process.gates.record_green(&process.session, &process.streams, &process.events, green, |stream| {
+    let whole = Whole::of_green(green);
+    process.gates.record(&process.session, &process.streams, &process.events, whole, |stream| {
         match shared_events::of(process, &found) {
             Some(shared) => shared_events::record(process, &shared, stream),
             None => found.record(&process.session, stream),
@@ -426,7 +428,7 @@ pub(super) fn wait(process: &ProcessState, green: &Arc<Green>, event: u64) -> Re
         return Ok(());
     }
     let wait = |stream: StreamRef<'_>| wait_in(process, &found, stream);
-    process.gates.wait_green(&process.session, &process.streams, &process.events, green, wait)
+    process.gates.wait(&process.session, &process.streams, &process.events, Whole::of_green(green), wait)
 }
 
 pub(crate) fn cuGreenCtxRecordEvent(_: Call, green: u64, event: u64) -> Result {

@@ -6,9 +6,9 @@
 
 use crate::{
     error::Result,
-    session::{PostTarget, Session},
+    session::Session,
     state::{
-        events::{EventRef, Events},
+        events::Events,
         green::Green,
         streams::{NON_BLOCKING, StreamRef, Streams},
     },
@@ -35,14 +35,18 @@ struct Gate {
 
 /// The streams that a gate is for: those of a context, or those of a green context in it.
 #[derive(Clone, Copy)]
-struct Whole {
+pub(crate) struct Whole {
     context: u64,
     /// Raw id of the green context, 0 for none.
     green: u64,
 }
 
 impl Whole {
-    fn of_green(green: &Green) -> Whole {
+    pub(crate) const fn of_context(context: u64) -> Whole {
+        Whole { context, green: 0 }
+    }
+
+    pub(crate) fn of_green(green: &Green) -> Whole {
         Whole { context: green.primary, green: green.id.raw() }
     }
 
@@ -91,59 +95,13 @@ impl Gates {
         Ok(gate)
     }
 
-    /// Records an event behind all work of its context; `behind` may post more work there.
-    pub(crate) fn record(
-        &self,
-        session: &Session,
-        streams: &Streams,
-        events: &Events,
-        event: EventRef<'_>,
-        behind: impl FnOnce(StreamRef<'_>) -> Result,
-    ) -> Result {
-        let whole = Whole { context: event.context, green: 0 };
-        let gate = self.of(session, streams, events, whole)?;
-        let stream = streams.by_id(gate.stream)?;
-        let call = wire::context_record::Args { event: event.id };
-        // A recording that the driver cannot take would hold up all streams in the worker; here it waits for its own.
-        let target = stream.target();
-        let target = PostTarget { credits: target.credits.min(session.room), ..target };
-        let sequence = session.post(stream.context, Some(target), &call)?;
-        event.recorded_at(stream, sequence);
-        behind(stream)
-    }
-
-    /// Makes all later work of a context wait for an event, for which `wait` makes one stream wait.
+    /// Makes all later work of a context, or of a green one, wait for an event, for which `wait` makes one stream wait.
     pub(crate) fn wait(
         &self,
         session: &Session,
         streams: &Streams,
         events: &Events,
-        context: u64,
-        wait: impl FnOnce(StreamRef<'_>) -> Result,
-    ) -> Result {
-        let held = || streams.held_with(context).collect();
-        self.hold(session, (streams, events), Whole { context, green: 0 }, held, wait)
-    }
-
-    /// The same for a green context.
-    pub(crate) fn wait_green(
-        &self,
-        session: &Session,
-        streams: &Streams,
-        events: &Events,
-        green: &Green,
-        wait: impl FnOnce(StreamRef<'_>) -> Result,
-    ) -> Result {
-        let held = || streams.of_green(green.id.raw()).collect();
-        self.hold(session, (streams, events), Whole::of_green(green), held, wait)
-    }
-
-    fn hold<'s>(
-        &self,
-        session: &Session,
-        (streams, events): (&'s Streams, &Events),
         whole: Whole,
-        held: impl FnOnce() -> Vec<StreamRef<'s>>,
         wait: impl FnOnce(StreamRef<'_>) -> Result,
     ) -> Result {
         let gate = self.of(session, streams, events, whole)?;
@@ -155,7 +113,11 @@ impl Gates {
         if let Some(gate) = self.lock().get_mut(&whole.key()) {
             gate.until = gate.until.max(gate_event.recorded());
         }
-        for stream in held() {
+        let held: Vec<_> = match whole.green {
+            0 => streams.held_with(whole.context).collect(),
+            green => streams.of_green(green).collect(),
+        };
+        for stream in held {
             match wait_behind(session, stream, gate) {
                 // Another thread has ended the stream meanwhile.
                 Err(_) if !stream.is_live() => {}
@@ -175,18 +137,20 @@ impl Gates {
         session.post(own.context, Some(own.target()), &call).map(drop)
     }
 
-    /// Does something in a stream behind all work of a green context.
-    pub(crate) fn record_green(
+    /// Records in a stream behind all work of a context, or of a green one.
+    pub(crate) fn record(
         &self,
         session: &Session,
         streams: &Streams,
         events: &Events,
-        green: &Green,
+        whole: Whole,
         record: impl FnOnce(StreamRef<'_>) -> Result,
     ) -> Result {
-        let gate = self.of(session, streams, events, Whole::of_green(green))?;
+        let gate = self.of(session, streams, events, whole)?;
         let own = streams.by_id(gate.stream)?;
-        for stream in streams.of_green(green.id.raw()) {
+        // The driver finds the work of a context, but not that of a green one.
+        let led = (whole.green != 0).then(|| streams.of_green(whole.green));
+        for stream in led.into_iter().flatten() {
             match self.join(session, events, gate, [own, stream]) {
                 // Another thread has ended the stream meanwhile, and led its work to the gate.
                 Err(_) if !stream.is_live() => {}
