@@ -15,7 +15,8 @@
 //!   answered. A `wait` call is answered, too, after everything that was posted before it is submitted.
 //! - Sections name the thread of the worker that serves a row: the dispatcher (`inline`), the submitter in the order of a
 //!   stream (`stream`), the memory helper (`memory`; `quick` if the dispatcher first tries to answer at once, without the helper
-//!   and ahead of posted work that it does not depend on), and the module helper (`module`).
+//!   and ahead of posted work that it does not depend on), and the module helper (`module`; `image` for arrays, textures and
+//!   surfaces).
 //!
 //! Classes of C functions: `local` is answered in the guest, `hand` uses wire calls, `forward` makes the one wire call that
 //! follows its signature (`=> call(parameter: argument) -> (result: place)`), in the current context, and has no code of its own;
@@ -314,7 +315,9 @@ macro_rules! for_each_wire_call {
                 0x0508 sync conditional_handle_create(graph: Id<ConditionalGraph>, value: u32, flags: u32) -> (handle: u64);
                 /// Destroys a graph with its handles; executables of it remain.
                 0x0509 post conditional_graph_destroy(graph: Take<ConditionalGraph>) -> ();
+            }
 
+            image {
                 /// Makes an array, whose bytes are 0. The extent is in elements; `format` is a `CUarray_format`.
                 0x0600 sync array_create(extent: [u64; 3], format: u32, channels: u32, flags: u32, array: Mint<Array>) -> ();
                 /// Destroys an array. The guest has waited for its users.

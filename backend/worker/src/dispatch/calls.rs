@@ -67,6 +67,9 @@ macro_rules! serve {
         hand!(module $class $this job);
         Ok(None)
     }};
+    (image $($call:tt)*) => {
+        serve!(module $($call)*)
+    };
 }
 
 /// Hands a call to its helper: at once, or after all posted work.

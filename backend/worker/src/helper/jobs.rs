@@ -36,10 +36,25 @@ macro_rules! conclude {
     };
 }
 
+/// Declares a trait with one method per call of an area.
+macro_rules! methods {
+    ($serve:ident($caller:ty), $arguments:ident;
+        $($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident $(<$life:lifetime>)?
+            ($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+) => {
+        /// One method per call of an area.
+        pub(crate) trait $serve {
+            $(
+                $(#[doc = $doc])*
+                fn $name(&mut self, caller: $caller, args: $arguments::$name) -> Result<wire::$name::Reply, Code>;
+            )+
+        }
+    };
+}
+
 /// Declares the calls that one helper thread serves: their resolved arguments, one type for all of them, and the trait of the
-/// thread, with one method per call.
+/// thread, which has the methods of its areas.
 macro_rules! calls {
-    ($(#[$note:meta])* $arguments:ident, $call:ident<$($all:lifetime)?>, $serve:ident($caller:ty);
+    ($(#[$note:meta])* $arguments:ident, $call:ident<$($all:lifetime)?>, $thread:ident($caller:ty): $($area:ident)+;
         $($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident $(<$life:lifetime>)?
             ($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+) => {
         /// The resolved arguments of each call.
@@ -65,13 +80,8 @@ macro_rules! calls {
             $($name($arguments::$name$(<$life>)?),)+
         }
 
-        /// One method per call that the thread serves.
-        pub(crate) trait $serve {
-            $(
-                $(#[doc = $doc])*
-                fn $name(&mut self, caller: $caller, args: $arguments::$name) -> Result<wire::$name::Reply, Code>;
-            )+
-
+        /// The thread that serves the calls.
+        pub(crate) trait $thread: $($area +)+ {
             /// Is called after a call is served, before its answer is published.
             fn served(&mut self) {}
 
@@ -91,20 +101,26 @@ macro_rules! calls {
 
 macro_rules! threads {
     (inline { $($inline:tt)+ } stream { $($stream:tt)+ } quick { $($quick:tt)+ } memory { $($memory:tt)+ }
-        module { $($module:tt)+ }) => {
+        module { $($module:tt)+ } image { $($image:tt)+ }) => {
+        methods! { ServeMemory(Option<GuestContext>), memory; $($quick)+ $($memory)+ }
+        methods! { ServeModules(ModuleCaller), module; $($module)+ }
+        methods! { ServeImages(ModuleCaller), module; $($image)+ }
         calls! {
             /// A call that the memory helper serves.
-            memory, MemoryCall<>, ServeMemory(Option<GuestContext>);
+            memory, MemoryCall<>, MemoryThread(Option<GuestContext>): ServeMemory;
             $($quick)+ $($memory)+
         }
         calls! {
             /// A call that the module helper serves.
-            module, ModuleCall<'a>, ServeModules(Option<(ContextRef, i32)>);
-            $($module)+
+            module, ModuleCall<'a>, ModuleThread(ModuleCaller): ServeModules ServeImages;
+            $($module)+ $($image)+
         }
     };
 }
 sluice_protocol::for_each_wire_call!(threads);
+
+/// The context of a call for the module helper, with its device.
+pub(crate) type ModuleCaller = Option<(ContextRef, i32)>;
 
 /// A job for the memory helper.
 #[derive(Debug)]
@@ -133,7 +149,7 @@ pub(crate) enum MemoryJob {
 #[derive(Debug)]
 pub(crate) enum ModuleJob {
     /// A call of the guest. The context is that of the call's object, or else the caller's; with it comes the caller's device.
-    Call { to: ReplyTo, caller: Option<(ContextRef, i32)>, call: ModuleCall<'static> },
+    Call { to: ReplyTo, caller: ModuleCaller, call: ModuleCall<'static> },
     /// Makes, changes or destroys an executable graph.
     Graph(Box<GraphJob>),
     /// Passes the end of a context on to the memory helper, after all calls about its modules.

@@ -5,7 +5,7 @@ use crate::{
     current::Current,
     helper::{
         Control, Helper,
-        jobs::{MemoryJob, ServeMemory, memory},
+        jobs::{MemoryJob, MemoryThread, ServeMemory, memory},
         notice::{Notice, Notices},
         report,
     },
@@ -399,11 +399,13 @@ fn current(caller: Option<GuestContext>) -> Result<GuestContext, Code> {
     caller.ok_or(code::INVALID_CONTEXT)
 }
 
-impl ServeMemory for MemoryHelper {
+impl MemoryThread for MemoryHelper {
     fn served(&mut self) {
         self.helper.memory_done();
     }
+}
 
+impl ServeMemory for MemoryHelper {
     fn device_memory(
         &mut self,
         _: Option<GuestContext>,

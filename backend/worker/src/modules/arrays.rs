@@ -4,9 +4,12 @@
 //! is cleared when it is made; and it is cleared before it is destroyed, because its memory may serve another VM's driver next. Clearing is
 //! work of the VM, in pieces: each waits for the permit and is charged.
 
-use super::{ModuleCaller, ModuleHelper};
+use super::ModuleHelper;
 use crate::{
-    helper::{jobs::module, kinds::ModuleRef},
+    helper::{
+        jobs::{ModuleCaller, ServeImages, module},
+        kinds::ModuleRef,
+    },
     memory::custody,
     session::{
         images::{GuestArray, GuestMipmapped, GuestReference},
@@ -198,78 +201,6 @@ impl ModuleHelper {
         self.memory_source.driver_shrank(array.device, Some(array.context), array.bytes);
     }
 
-    pub(super) fn create_array(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::array_create,
-    ) -> Result<wire::array_create::Reply, Code> {
-        let module::array_create { extent, format, channels, flags, array: id } = args;
-        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, None)?;
-        let (handle, array) =
-            self.granted_array(caller, shape, || self.driver.array_create(&shape.driver()))?;
-        if let Err(failed) = self.clear(handle, &array, &shape) {
-            self.driver.array_destroy(handle)?;
-            self.shrank(array);
-            return Err(failed);
-        }
-        self.images.arrays.insert(handle, array);
-        id.fill(GuestArray { handle, context: array.context, shape, level_of: None });
-        Ok(wire::array_create::Reply {})
-    }
-
-    pub(super) fn destroy_array(&mut self, array: &GuestArray) -> Result<wire::array_destroy::Reply, Code> {
-        let handle = array.handle;
-        let memory = *self.images.arrays.get(&handle).ok_or(code::INVALID_HANDLE)?;
-        report_uncleared(self.clear(handle, &memory, &memory.shape))?;
-        self.images.arrays.remove(&handle);
-        self.driver.array_destroy(handle)?;
-        self.shrank(memory);
-        Ok(wire::array_destroy::Reply {})
-    }
-
-    pub(super) fn create_mipmapped(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::mipmapped_array_create,
-    ) -> Result<wire::mipmapped_array_create::Reply, Code> {
-        let module::mipmapped_array_create { extent, format, channels, flags, levels, array: id } = args;
-        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, Some(levels))?;
-        let create = || self.driver.mipmapped_array_create(&shape.driver(), levels);
-        let (handle, array) = self.granted_array(caller, shape, create)?;
-        if let Err(failed) = self.clear_levels(handle, &array) {
-            self.driver.mipmapped_array_destroy(handle)?;
-            self.shrank(array);
-            return Err(failed);
-        }
-        self.images.mipmapped.insert(handle, array);
-        id.fill(GuestMipmapped { handle, context: array.context, shape });
-        Ok(wire::mipmapped_array_create::Reply {})
-    }
-
-    pub(super) fn name_level(
-        &self,
-        args: module::mipmapped_array_level,
-    ) -> Result<wire::mipmapped_array_level::Reply, Code> {
-        let (whole_id, whole) = args.whole;
-        let shape = whole.shape.level(args.level)?;
-        let handle = self.driver.mipmapped_array_level(whole.handle, args.level)?;
-        args.array.fill(GuestArray { handle, context: whole.context, shape, level_of: Some(whole_id) });
-        Ok(wire::mipmapped_array_level::Reply {})
-    }
-
-    pub(super) fn destroy_mipmapped(
-        &mut self,
-        whole: &GuestMipmapped,
-    ) -> Result<wire::mipmapped_array_destroy::Reply, Code> {
-        let handle = whole.handle;
-        let memory = *self.images.mipmapped.get(&handle).ok_or(code::INVALID_HANDLE)?;
-        report_uncleared(self.clear_levels(handle, &memory))?;
-        self.images.mipmapped.remove(&handle);
-        self.driver.mipmapped_array_destroy(handle)?;
-        self.shrank(memory);
-        Ok(wire::mipmapped_array_destroy::Reply {})
-    }
-
     /// Makes an object, with a grant for the driver's descriptors if the earlier ones are used up.
     fn make_object(
         &mut self,
@@ -317,53 +248,8 @@ impl ModuleHelper {
         Ok(())
     }
 
-    pub(super) fn create_texture(
-        &mut self,
-        caller: ModuleCaller,
-        args: &module::texture_create,
-    ) -> Result<wire::texture_create::Reply, Code> {
-        let memory = args.resource.memory.ok_or(code::INVALID_VALUE)?;
-        let create = |driver: &Driver| driver.texture_create(&memory, &args.sampling, args.view.0.as_ref());
-        let caller = caller.ok_or(code::INVALID_CONTEXT)?;
-        let texture =
-            self.make_object(caller, |images| &mut images.textures, limits::TEXTURE_OBJECTS, create)?;
-        Ok(wire::texture_create::Reply { texture })
-    }
-
-    pub(super) fn destroy_texture(
-        &mut self,
-        caller: ModuleCaller,
-        texture: u64,
-    ) -> Result<wire::texture_destroy::Reply, Code> {
-        let destroy = |driver: &Driver| driver.texture_destroy(texture);
-        self.end_object(caller, texture, |images| &mut images.textures, destroy)?;
-        Ok(wire::texture_destroy::Reply {})
-    }
-
-    pub(super) fn create_surface(
-        &mut self,
-        caller: ModuleCaller,
-        array: &GuestArray,
-    ) -> Result<wire::surface_create::Reply, Code> {
-        let caller = caller.ok_or(code::INVALID_CONTEXT)?;
-        let create = |driver: &Driver| driver.surface_create(array.handle);
-        let surface =
-            self.make_object(caller, |images| &mut images.surfaces, limits::SURFACE_OBJECTS, create)?;
-        Ok(wire::surface_create::Reply { surface })
-    }
-
-    pub(super) fn destroy_surface(
-        &mut self,
-        caller: ModuleCaller,
-        surface: u64,
-    ) -> Result<wire::surface_destroy::Reply, Code> {
-        let destroy = |driver: &Driver| driver.surface_destroy(surface);
-        self.end_object(caller, surface, |images| &mut images.surfaces, destroy)?;
-        Ok(wire::surface_destroy::Reply {})
-    }
-
     /// Finds a reference of a module, in the caller's context.
-    pub(super) fn reference(
+    fn reference(
         &mut self,
         caller: ModuleCaller,
         module: &ModuleRef,
@@ -378,8 +264,133 @@ impl ModuleHelper {
         let handle = find(&self.driver, image)?;
         Ok(GuestReference { handle, module: module.id, context })
     }
+}
 
-    pub(super) fn find_texture_reference(
+impl ServeImages for ModuleHelper {
+    fn array_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::array_create,
+    ) -> Result<wire::array_create::Reply, Code> {
+        let module::array_create { extent, format, channels, flags, array: id } = args;
+        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, None)?;
+        let (handle, array) =
+            self.granted_array(caller, shape, || self.driver.array_create(&shape.driver()))?;
+        if let Err(failed) = self.clear(handle, &array, &shape) {
+            self.driver.array_destroy(handle)?;
+            self.shrank(array);
+            return Err(failed);
+        }
+        self.images.arrays.insert(handle, array);
+        id.fill(GuestArray { handle, context: array.context, shape, level_of: None });
+        Ok(wire::array_create::Reply {})
+    }
+
+    fn array_destroy(
+        &mut self,
+        _: ModuleCaller,
+        args: module::array_destroy,
+    ) -> Result<wire::array_destroy::Reply, Code> {
+        let handle = args.array.handle;
+        let memory = *self.images.arrays.get(&handle).ok_or(code::INVALID_HANDLE)?;
+        report_uncleared(self.clear(handle, &memory, &memory.shape))?;
+        self.images.arrays.remove(&handle);
+        self.driver.array_destroy(handle)?;
+        self.shrank(memory);
+        Ok(wire::array_destroy::Reply {})
+    }
+
+    fn mipmapped_array_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::mipmapped_array_create,
+    ) -> Result<wire::mipmapped_array_create::Reply, Code> {
+        let module::mipmapped_array_create { extent, format, channels, flags, levels, array: id } = args;
+        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, Some(levels))?;
+        let create = || self.driver.mipmapped_array_create(&shape.driver(), levels);
+        let (handle, array) = self.granted_array(caller, shape, create)?;
+        if let Err(failed) = self.clear_levels(handle, &array) {
+            self.driver.mipmapped_array_destroy(handle)?;
+            self.shrank(array);
+            return Err(failed);
+        }
+        self.images.mipmapped.insert(handle, array);
+        id.fill(GuestMipmapped { handle, context: array.context, shape });
+        Ok(wire::mipmapped_array_create::Reply {})
+    }
+
+    fn mipmapped_array_level(
+        &mut self,
+        _: ModuleCaller,
+        args: module::mipmapped_array_level,
+    ) -> Result<wire::mipmapped_array_level::Reply, Code> {
+        let (whole_id, whole) = args.whole;
+        let shape = whole.shape.level(args.level)?;
+        let handle = self.driver.mipmapped_array_level(whole.handle, args.level)?;
+        args.array.fill(GuestArray { handle, context: whole.context, shape, level_of: Some(whole_id) });
+        Ok(wire::mipmapped_array_level::Reply {})
+    }
+
+    fn mipmapped_array_destroy(
+        &mut self,
+        _: ModuleCaller,
+        args: module::mipmapped_array_destroy,
+    ) -> Result<wire::mipmapped_array_destroy::Reply, Code> {
+        let handle = args.array.handle;
+        let memory = *self.images.mipmapped.get(&handle).ok_or(code::INVALID_HANDLE)?;
+        report_uncleared(self.clear_levels(handle, &memory))?;
+        self.images.mipmapped.remove(&handle);
+        self.driver.mipmapped_array_destroy(handle)?;
+        self.shrank(memory);
+        Ok(wire::mipmapped_array_destroy::Reply {})
+    }
+
+    fn texture_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::texture_create,
+    ) -> Result<wire::texture_create::Reply, Code> {
+        let memory = args.resource.memory.ok_or(code::INVALID_VALUE)?;
+        let create = |driver: &Driver| driver.texture_create(&memory, &args.sampling, args.view.0.as_ref());
+        let caller = caller.ok_or(code::INVALID_CONTEXT)?;
+        let texture =
+            self.make_object(caller, |images| &mut images.textures, limits::TEXTURE_OBJECTS, create)?;
+        Ok(wire::texture_create::Reply { texture })
+    }
+
+    fn texture_destroy(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::texture_destroy,
+    ) -> Result<wire::texture_destroy::Reply, Code> {
+        let destroy = |driver: &Driver| driver.texture_destroy(args.texture);
+        self.end_object(caller, args.texture, |images| &mut images.textures, destroy)?;
+        Ok(wire::texture_destroy::Reply {})
+    }
+
+    fn surface_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::surface_create,
+    ) -> Result<wire::surface_create::Reply, Code> {
+        let caller = caller.ok_or(code::INVALID_CONTEXT)?;
+        let create = |driver: &Driver| driver.surface_create(args.array.handle);
+        let surface =
+            self.make_object(caller, |images| &mut images.surfaces, limits::SURFACE_OBJECTS, create)?;
+        Ok(wire::surface_create::Reply { surface })
+    }
+
+    fn surface_destroy(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::surface_destroy,
+    ) -> Result<wire::surface_destroy::Reply, Code> {
+        let destroy = |driver: &Driver| driver.surface_destroy(args.surface);
+        self.end_object(caller, args.surface, |images| &mut images.surfaces, destroy)?;
+        Ok(wire::surface_destroy::Reply {})
+    }
+
+    fn texture_reference(
         &mut self,
         caller: ModuleCaller,
         args: module::texture_reference,
@@ -391,7 +402,18 @@ impl ModuleHelper {
         Ok(wire::texture_reference::Reply {})
     }
 
-    pub(super) fn find_surface_reference(
+    fn texture_reference_set(
+        &mut self,
+        _: ModuleCaller,
+        args: module::texture_reference_set,
+    ) -> Result<wire::texture_reference_set::Reply, Code> {
+        let reference = args.reference.handle;
+        self.driver.texture_reference_sample(reference, &args.sampling)?;
+        self.driver.texture_reference_bind(reference, args.resource.memory.as_ref())?;
+        Ok(wire::texture_reference_set::Reply {})
+    }
+
+    fn surface_reference(
         &mut self,
         caller: ModuleCaller,
         args: module::surface_reference,
@@ -403,14 +425,13 @@ impl ModuleHelper {
         Ok(wire::surface_reference::Reply {})
     }
 
-    pub(super) fn bind_texture_reference(
-        &self,
-        args: &module::texture_reference_set,
-    ) -> Result<wire::texture_reference_set::Reply, Code> {
-        let reference = args.reference.handle;
-        self.driver.texture_reference_sample(reference, &args.sampling)?;
-        self.driver.texture_reference_bind(reference, args.resource.memory.as_ref())?;
-        Ok(wire::texture_reference_set::Reply {})
+    fn surface_reference_set(
+        &mut self,
+        _: ModuleCaller,
+        args: module::surface_reference_set,
+    ) -> Result<wire::surface_reference_set::Reply, Code> {
+        self.driver.surface_reference_bind(args.reference.handle, args.array.handle)?;
+        Ok(wire::surface_reference_set::Reply {})
     }
 }
 

@@ -4,9 +4,9 @@
 //! The driver keeps every descriptor of resources until the process ends, so the same resources make one descriptor. A descriptor with the
 //! queues of a context is refused after the end of that context.
 
-use super::{ModuleCaller, ModuleHelper};
+use super::ModuleHelper;
 use crate::{
-    helper::jobs::module,
+    helper::jobs::{ModuleCaller, module},
     resources::{ResolvedOrigin, ResolvedQueues, ResolvedResources},
     session::objects::ContextRef,
 };

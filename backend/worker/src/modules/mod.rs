@@ -16,7 +16,7 @@ use crate::{
     graphs::executables::{ConditionalGraphs, Executables},
     helper::{
         Helper,
-        jobs::{MemoryJob, ModuleJob, ServeModules, module},
+        jobs::{MemoryJob, ModuleCaller, ModuleJob, ModuleThread, ServeModules, module},
         notice::{Notice, Notices},
     },
     memory::{
@@ -474,12 +474,11 @@ impl ModuleHelper {
     }
 }
 
-/// The context of a call, with the caller's device.
-type ModuleCaller = Option<(ContextRef, i32)>;
-
 fn device_of(caller: ModuleCaller) -> i32 {
     caller.map_or(0, |(_, device)| device)
 }
+
+impl ModuleThread for ModuleHelper {}
 
 impl ServeModules for ModuleHelper {
     fn module_load(
@@ -747,111 +746,6 @@ impl ServeModules for ModuleHelper {
     ) -> Result<wire::green_destroy::Reply, Code> {
         self.destroy_green(args.green.handle)?;
         Ok(wire::green_destroy::Reply {})
-    }
-
-    fn array_create(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::array_create,
-    ) -> Result<wire::array_create::Reply, Code> {
-        self.create_array(caller, args)
-    }
-
-    fn array_destroy(
-        &mut self,
-        _: ModuleCaller,
-        args: module::array_destroy,
-    ) -> Result<wire::array_destroy::Reply, Code> {
-        self.destroy_array(&args.array)
-    }
-
-    fn mipmapped_array_create(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::mipmapped_array_create,
-    ) -> Result<wire::mipmapped_array_create::Reply, Code> {
-        self.create_mipmapped(caller, args)
-    }
-
-    fn mipmapped_array_level(
-        &mut self,
-        _: ModuleCaller,
-        args: module::mipmapped_array_level,
-    ) -> Result<wire::mipmapped_array_level::Reply, Code> {
-        self.name_level(args)
-    }
-
-    fn mipmapped_array_destroy(
-        &mut self,
-        _: ModuleCaller,
-        args: module::mipmapped_array_destroy,
-    ) -> Result<wire::mipmapped_array_destroy::Reply, Code> {
-        self.destroy_mipmapped(&args.array)
-    }
-
-    fn texture_create(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::texture_create,
-    ) -> Result<wire::texture_create::Reply, Code> {
-        self.create_texture(caller, &args)
-    }
-
-    fn texture_destroy(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::texture_destroy,
-    ) -> Result<wire::texture_destroy::Reply, Code> {
-        self.destroy_texture(caller, args.texture)
-    }
-
-    fn surface_create(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::surface_create,
-    ) -> Result<wire::surface_create::Reply, Code> {
-        self.create_surface(caller, &args.array)
-    }
-
-    fn surface_destroy(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::surface_destroy,
-    ) -> Result<wire::surface_destroy::Reply, Code> {
-        self.destroy_surface(caller, args.surface)
-    }
-
-    fn texture_reference(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::texture_reference,
-    ) -> Result<wire::texture_reference::Reply, Code> {
-        self.find_texture_reference(caller, args)
-    }
-
-    fn texture_reference_set(
-        &mut self,
-        _: ModuleCaller,
-        args: module::texture_reference_set,
-    ) -> Result<wire::texture_reference_set::Reply, Code> {
-        self.bind_texture_reference(&args)
-    }
-
-    fn surface_reference(
-        &mut self,
-        caller: ModuleCaller,
-        args: module::surface_reference,
-    ) -> Result<wire::surface_reference::Reply, Code> {
-        self.find_surface_reference(caller, args)
-    }
-
-    fn surface_reference_set(
-        &mut self,
-        _: ModuleCaller,
-        args: module::surface_reference_set,
-    ) -> Result<wire::surface_reference_set::Reply, Code> {
-        self.driver.surface_reference_bind(args.reference.handle, args.array.handle)?;
-        Ok(wire::surface_reference_set::Reply {})
     }
 }
 
