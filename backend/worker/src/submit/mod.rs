@@ -25,6 +25,7 @@ use crate::{
         completion::Completion,
         fences::{InFlightFences, Marker},
         host_calls::HostCalls,
+        order::EventUse,
         time::{Permit, SequenceTicket, Time},
         unmarked::{Unmarked, UnmarkedWork, WorkPiece},
     },
@@ -234,6 +235,17 @@ impl Operation {
                 Some(WorkKind::new(launch.function, x ^ y.rotate_left(24) ^ z.rotate_left(48)))
             }
         }
+    }
+
+    /// Its use of events, and `None` if it has its place among all items of the queue.
+    const fn events(&self) -> Option<EventUse> {
+        Some(match *self {
+            Operation::ContextRecord { .. } => return None,
+            Operation::Wait { event } => EventUse::Waits(event),
+            Operation::Record { event } => EventUse::Records(event),
+            Operation::GraphLaunch { .. } => EventUse::Unknown,
+            _ => EventUse::None,
+        })
     }
 
     /// The host memory it copies from.

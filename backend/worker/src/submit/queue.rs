@@ -62,15 +62,9 @@ impl QueueItem {
     fn ties(&self) -> Ties {
         match self {
             QueueItem::Work(work, attributes, _) | QueueItem::Growing(work, attributes, ..) => {
-                let events = match work.operation {
-                    Operation::ContextRecord { .. } => return Ties::All,
-                    Operation::Wait { event } => EventUse::Waits(event),
-                    Operation::Record { event } => EventUse::Records(event),
-                    Operation::GraphLaunch { .. } => EventUse::Unknown,
-                    _ if attributes.iter().any(LaunchAttribute::records_event) => EventUse::Unknown,
-                    _ => EventUse::None,
-                };
-                Ties::Work(work.target, events)
+                let records = attributes.iter().any(LaunchAttribute::records_event);
+                let events = if records { Some(EventUse::Unknown) } else { work.operation.events() };
+                events.map_or(Ties::All, |events| Ties::Work(work.target, events))
             }
             QueueItem::Mark(slot) => Ties::Slot(*slot),
             QueueItem::StreamDestroy(..) | QueueItem::EventDestroy(..) => Ties::End,
