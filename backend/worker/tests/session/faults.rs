@@ -6,21 +6,73 @@ use crate::{
         ILLEGAL_ADDRESS, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY,
         SYSTEM_DRIVER_MISMATCH,
     },
-    guest::{ARENA, Guest, Peer, Start, null_driver},
+    guest::{ARENA, Guest, Peer, Start, memory_file, null_driver},
     streams::{function, launch, put_launch, ready, stream},
 };
+use rustix::{fd::OwnedFd, fs::ftruncate};
 use sluice_kit::wait::eventually;
 use sluice_messages::control::{self, FromWorker};
 use sluice_protocol::{
     calls::{self, wire},
-    field::{DeviceAddress, ElementSize, Mint, Ordinal, Writer},
+    field::{ArenaIn, ArenaOut, DeviceAddress, ElementSize, Mint, Ordinal, Writer},
     handle::{Context, Event, Id, Stream},
     limits,
     record::{HEADER_BYTES, Header, NO_REPLY},
-    session,
+    session::{self, Attachment},
     shared::Shared,
 };
-use std::{path::PathBuf, sync::atomic::Ordering};
+use sluice_shared_memory::{Run, bus};
+use std::{path::PathBuf, process::Stdio, sync::atomic::Ordering};
+
+const ARENA_BYTES: u64 = 1 << 20;
+
+/// Checks that a worker on the null driver ends as a process with a missing page, after `cut` has taken a page of a guest that maps
+/// `mapped_runs` runs one by one, and has an arena in `ram` and device memory.
+#[track_caller]
+fn assert_ends_of_missing_page(mapped_runs: u32, cut: impl FnOnce(&mut Guest, &OwnedFd, u64)) {
+    let lenders = vec![FakeArbiter::new(0).admit()];
+    let log = Stdio::piped();
+    let mut guest = Guest::ready(Start { mapped_runs, lenders, log, ..Start::on(null_driver()) });
+    guest.begin();
+    let ram = memory_file(ARENA_BYTES);
+    let run = Run { offset: 0, bytes: ARENA_BYTES };
+    guest.send_attach(1, ARENA, ARENA_BYTES, &[run], &ram, false);
+    eventually("an answer", || session::attachment(&guest.words(), 1) != Attachment::Pending);
+    let device = guest.allocate(ARENA_BYTES).unwrap();
+    cut(&mut guest, &ram, device);
+    assert_eq!(guest.ended().code(), Some(bus::STATUS));
+    let said = std::io::read_to_string(guest.worker.stderr.take().unwrap()).unwrap();
+    let line = "sluice-worker: a page of shared memory is not there any more (SIGBUS); this process ends";
+    assert!(said.lines().any(|said| said == line), "{said}");
+}
+
+// Promise: V31
+#[test]
+fn worker_that_copies_from_or_to_cut_memory_exits_with_the_sigbus_status() {
+    // In place, and gathered.
+    for mapped_runs in [limits::MAPPED_RUNS, 0] {
+        assert_ends_of_missing_page(mapped_runs, |guest, ram, device| {
+            ftruncate(ram, 0).unwrap();
+            guest.work(wire::memcpy_htod::CALL, 0, |w| {
+                let from = ArenaIn { address: ARENA, bytes: ARENA_BYTES };
+                wire::memcpy_htod::Args { to: DeviceAddress(device), from }.put(w)
+            });
+        });
+        assert_ends_of_missing_page(mapped_runs, |guest, ram, device| {
+            ftruncate(ram, 0).unwrap();
+            guest.work(wire::memcpy_dtoh::CALL, 0, |w| {
+                let to = ArenaOut { address: ARENA, bytes: ARENA_BYTES };
+                wire::memcpy_dtoh::Args { to, from: DeviceAddress(device) }.put(w)
+            });
+        });
+    }
+}
+
+// Promise: V31
+#[test]
+fn worker_whose_session_page_is_cut_exits_with_the_sigbus_status() {
+    assert_ends_of_missing_page(limits::MAPPED_RUNS, |guest, _ram, _device| guest.cut_page());
+}
 
 /// Checks that the session is lost with this code, and that the worker exits with this status.
 fn assert_lost(guest: &mut Guest, code: u32, status: i32) {

@@ -84,6 +84,8 @@ pub(crate) struct Guest {
     pub(crate) worker: Child,
     pub(crate) control: OwnedFd,
     page: Mapping,
+    /// The file of the session's page.
+    page_file: OwnedFd,
     doorbell: OwnedFd,
     pub(crate) wake: OwnedFd,
     pub(crate) session: FakeGuest<Words>,
@@ -216,14 +218,22 @@ impl Guest {
         };
         page.words().store_u64(session::MAGIC_AT, magic, Ordering::Release);
         let session = FakeGuest::new(page.words());
-        let guest =
-            Guest { worker, control: ours, page, doorbell, wake, session, mapped_runs: start.mapped_runs };
+        let guest = Guest {
+            worker,
+            control: ours,
+            page,
+            page_file: ram,
+            doorbell,
+            wake,
+            session,
+            mapped_runs: start.mapped_runs,
+        };
         if let Some(arena) = start.fixed_arena {
             let bytes = u64::try_from(rustix::fs::fstat(arena).expect("stat").st_size).expect("a size");
             let run = Run { offset: 0, bytes };
             guest.send_attach(session::FIXED_ARENA_SLOT, ARENA, bytes, &[run], arena, false);
         }
-        guest.send_attach(0, 0, bytes, &runs, &ram, false);
+        guest.send_attach(0, 0, bytes, &runs, &guest.page_file, false);
         guest
     }
 
@@ -334,6 +344,12 @@ impl Guest {
             rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes()).expect("doorbell");
         }
         sleeps
+    }
+
+    /// Cuts off the session's page and signals the doorbell. From then on this process, too, ends if it accesses the page.
+    pub(crate) fn cut_page(&self) {
+        ftruncate(&self.page_file, 0).expect("truncate");
+        rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes()).expect("doorbell");
     }
 
     /// Publishes bytes as a record and signals the doorbell.
