@@ -6,8 +6,11 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
 };
 
-use rustix::{fd::BorrowedFd, net::sockopt};
-use sluice_messages::channel::{self, Message, ReceiveError, Received};
+use rustix::{fd::BorrowedFd, io::Errno, net::sockopt};
+use sluice_messages::{
+    channel::{self, Message, ReceiveError, Received},
+    control,
+};
 use sluice_runtime::{closer::Closer, peer_time::PeerTime};
 use sluice_shared_memory::socket;
 use tokio::{
@@ -79,19 +82,39 @@ impl<In: Message, Out: Message> Channel<In, Out> {
 /// A socket to a peer that a guest can take over.
 #[derive(Debug)]
 pub(crate) struct StrangerChannel<In, Out> {
-    channel: Channel<In, Out>,
+    /// It is there until the channel is dropped.
+    socket: Option<AsyncFd<OwnedFd>>,
+    /// The thread that closes the socket, and the descriptors that come.
+    closer: Closer,
     time: PeerTime,
     /// Notified when calls on the socket have taken too much time.
     crowded: Notify,
+    messages: PhantomData<fn(In) -> Out>,
+}
+
+impl<In, Out> Drop for StrangerChannel<In, Out> {
+    /// The close wakes all that wait at the other end. They can be a crowd in any process to which the peer has passed its end.
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            let (socket, closer) = (socket.into_inner(), self.closer.clone());
+            self.closer.run(move || refuse_messages(&socket, &closer, &PeerTime::new()));
+        }
+    }
 }
 
 impl<In: Message, Out: Message> StrangerChannel<In, Out> {
-    /// Takes over a connected socket.
+    /// Takes over a connected socket, which `closer` closes.
     ///
     /// # Errors
     /// The kernel's.
-    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self { channel: Channel::new(socket)?, time: PeerTime::new(), crowded: Notify::new() })
+    pub(crate) fn new(socket: OwnedFd, closer: Closer) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let (socket, time, crowded) = (Some(watch(socket)?), PeerTime::new(), Notify::new());
+        Ok(Self { socket, closer, time, crowded, messages: PhantomData })
+    }
+
+    fn socket(&self) -> io::Result<&AsyncFd<OwnedFd>> {
+        self.socket.as_ref().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 
     /// Returns once the peer has let a crowd wait on the socket: each further call would take time of all VMs.
@@ -107,19 +130,19 @@ impl<In: Message, Out: Message> StrangerChannel<In, Out> {
         result
     }
 
-    /// The next message; `None` if the peer is gone. `closer` closes its descriptors.
+    /// The next message; `None` if the peer is gone.
     ///
     /// # Errors
     /// As [`Channel::receive`].
-    pub(crate) async fn receive(&self, closer: &Closer) -> io::Result<Option<In>> {
-        let read = |socket: &OwnedFd| match self.measure(|| read_from_stranger(socket, closer)) {
+    pub(crate) async fn receive(&self) -> io::Result<Option<In>> {
+        let read = |socket: &OwnedFd| match self.measure(|| read_from_stranger(socket, &self.closer)) {
             Ok(Received::Message(message, _)) => Ok(Some(message)),
             Ok(Received::Closed) => Ok(None),
             Ok(Received::Empty) => Err(io::ErrorKind::WouldBlock.into()),
             Err(ReceiveError::Failed(error)) => Err(error.into()),
             Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
         };
-        self.channel.socket.async_io(Interest::READABLE, read).await
+        self.socket()?.async_io(Interest::READABLE, read).await
     }
 
     /// Sends a message with its descriptors.
@@ -134,26 +157,37 @@ impl<In: Message, Out: Message> StrangerChannel<In, Out> {
             }
             Ok(self.measure(|| socket::send(socket, &bytes, descriptors))?)
         };
-        self.channel.socket.async_io(Interest::WRITABLE, write).await
+        self.socket()?.async_io(Interest::WRITABLE, write).await
     }
 
-    /// Takes no more messages of the peer, whose calls fail from now on. `closer` closes the descriptors of messages
-    /// that were not received: with them, the close of this socket could wait for their last close.
-    pub(crate) fn refuse_messages(&self, closer: &Closer) {
-        /// Bytes of the sender's buffer that every message takes at least, also an empty one.
-        const LEAST: usize = 256;
-        let socket = self.channel.socket.get_ref();
-        // It may be closed already.
-        _ = self.measure(|| rustix::net::shutdown(socket, rustix::net::Shutdown::Read));
-        // Both ends have buffers of the same size. An empty message looks like the end, so the messages are counted.
-        let most = sockopt::socket_send_buffer_size(socket).unwrap_or_default() / LEAST;
+    /// Takes no more messages of the peer, whose calls fail from now on.
+    pub(crate) fn refuse_messages(&self) {
+        if let Some(socket) = &self.socket {
+            refuse_messages(socket.get_ref(), &self.closer, &self.time);
+        }
+        if self.time.is_over() {
+            self.crowded.notify_one();
+        }
+    }
+}
+
+/// Takes no more messages from a socket. `closer` closes the descriptors of messages that were not received: with them, the close of
+/// this socket could wait for their last close. `time` is the peer's.
+fn refuse_messages(socket: &OwnedFd, closer: &Closer, time: &PeerTime) {
+    /// Bytes of the sender's buffer that every message takes at least, also an empty one.
+    const LEAST: usize = 256;
+    // It may be closed already.
+    _ = time.measure(|| rustix::net::shutdown(socket, rustix::net::Shutdown::Read));
+    // Both ends have buffers of the same size. An empty message looks like the end, so the messages are counted.
+    let most = sockopt::socket_send_buffer_size(socket).unwrap_or_default() / LEAST;
+    for _ in 0..most {
+        let mut descriptors = Vec::new();
+        let mut buffer = [0; control::BYTES];
+        let read = time.measure(|| socket::receive_from_stranger(socket, &mut buffer, &mut descriptors));
+        close_of_stranger(descriptors, closer);
         // If a crowd waits, the rest stays unread: each read would wake it.
-        let drain = PeerTime::new();
-        for _ in 0..most {
-            let read = drain.measure(|| self.measure(|| read_from_stranger::<In>(socket, closer)));
-            if matches!(read, Err(ReceiveError::Failed(_))) || drain.is_over() {
-                break;
-            }
+        if !matches!(read, Ok(_) | Err(Errno::MSGSIZE | Errno::CONNRESET | Errno::INTR)) || time.is_over() {
+            break;
         }
     }
 }
@@ -162,12 +196,17 @@ impl<In: Message, Out: Message> StrangerChannel<In, Out> {
 fn read_from_stranger<In: Message>(socket: &OwnedFd, closer: &Closer) -> Result<Received<In>, ReceiveError> {
     let mut descriptors = Vec::new();
     let received = channel::receive_from_stranger(socket, &mut descriptors);
+    close_of_stranger(descriptors, closer);
+    received
+}
+
+/// Has `closer` close descriptors of a peer that a guest can take over.
+fn close_of_stranger(descriptors: Vec<OwnedFd>, closer: &Closer) {
     for descriptor in &descriptors {
         // Otherwise one socket could occupy the closer for hours. Only sockets have this option.
         _ = sockopt::set_socket_linger(descriptor, None);
     }
     closer.close(descriptors);
-    received
 }
 
 /// Messages for a peer, in order. The sender never waits for the peer: if the peer does not read, the task that waits for its
@@ -203,5 +242,41 @@ impl<Out: Message> Queued<Out> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs::File, io::Read as _, sync::mpsc};
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use sluice_kit::wait::{TIMEOUT, readable};
+    use sluice_messages::control::{FromDevice, ToDevice};
+
+    // Promise: F116
+    #[tokio::test]
+    #[cfg(not(miri))]
+    async fn socket_of_a_stranger_is_closed_by_the_closer_only() {
+        let (ours, theirs) = socket::pair().expect("a pair");
+        let (kept, sent) = rustix::pipe::pipe().expect("a pipe");
+        let closer = Closer::start().expect("a thread");
+        let channel = StrangerChannel::<FromDevice, ToDevice>::new(ours, closer.clone()).expect("a channel");
+        // A message that is never received.
+        socket::send(&theirs, &[0; control::BYTES], &[sent.as_fd()]).expect("sent");
+        drop(sent);
+        // The closer is at other work, as with a crowd of another peer.
+        let (open, gate) = mpsc::channel::<()>();
+        closer.run(move || gate.recv().expect("the test goes on"));
+        drop(channel);
+        let hung_up = || {
+            let mut polled = [PollFd::new(&theirs, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).expect("polls");
+            polled[0].revents().contains(PollFlags::HUP)
+        };
+        assert!(!hung_up(), "the event loop has closed the socket");
+        open.send(()).expect("the closer waits");
+        assert!(readable(&theirs, TIMEOUT) && hung_up());
+        assert_eq!(File::from(kept).read(&mut [0]).expect("the end of the pipe"), 0);
     }
 }

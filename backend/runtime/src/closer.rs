@@ -10,10 +10,12 @@ use std::{
     thread,
 };
 
+type Work = Box<dyn FnOnce() + Send>;
+
 /// The thread, seen from the loop.
 #[derive(Clone, Debug)]
 pub struct Closer {
-    work: Sender<Vec<OwnedFd>>,
+    work: Sender<Work>,
 }
 
 impl Closer {
@@ -22,16 +24,23 @@ impl Closer {
     /// # Errors
     /// The kernel's error if it cannot start a thread.
     pub fn start() -> Result<Closer, std::io::Error> {
-        let (work, descriptors) = channel::<Vec<OwnedFd>>();
+        let (work, all) = channel::<Work>();
         thread::Builder::new()
             .name("closer".to_owned())
-            .spawn(move || descriptors.into_iter().for_each(drop))?;
+            .spawn(move || all.into_iter().for_each(|work| work()))?;
         Ok(Closer { work })
     }
 
     /// Hands descriptors over to be closed.
     pub fn close(&self, descriptors: Vec<OwnedFd>) {
-        if !descriptors.is_empty() && self.work.send(descriptors).is_err() {
+        if !descriptors.is_empty() {
+            self.run(move || drop(descriptors));
+        }
+    }
+
+    /// Has the thread do the last work on a descriptor, which closes it.
+    pub fn run(&self, work: impl FnOnce() + Send + 'static) {
+        if self.work.send(Box::new(work)).is_err() {
             tracing::error!("the thread that closes descriptors has ended");
         }
     }

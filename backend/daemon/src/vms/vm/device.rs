@@ -85,7 +85,7 @@ impl Vm {
         let socket = self.launching.fd_store().take(&socket_name(self.id()))?;
         let process = self.launching.open(record.process).await?;
         let number = process.number();
-        let device_process = DeviceProcess::new(Started { process, socket })
+        let device_process = DeviceProcess::new(Started { process, socket }, self.closer.clone())
             .inspect_err(|error| tracing::error!(vm = self.id(), %error, "cannot adopt the device"))
             .ok()?;
         for (serial, (number, worker)) in &record.sessions {
@@ -142,7 +142,7 @@ impl Vm {
             sessions: BTreeMap::new(),
         };
         self.launching.adoption().note(|all| _ = all.devices.insert(vm, record));
-        let device_process = DeviceProcess::new(started)?;
+        let device_process = DeviceProcess::new(started, self.closer.clone())?;
         *self.device_process.borrow_mut() = Some(Rc::clone(&device_process));
         Ok(device_process)
     }
@@ -162,14 +162,14 @@ impl Vm {
                     self.notify(UnitEvent::Crowd { vm: self.id() });
                 }
                 () = device_process.process.gone() => return,
-                message = device_process.channel.receive(&self.closer), if listening => {
+                message = device_process.channel.receive(), if listening => {
                     listening = match message {
                         Ok(Some(message)) => self.on_message(device_process, sessions, message),
                         Ok(None) => false,
                         Err(error) => self.complain(&error.to_string()),
                     };
                     if !listening {
-                        device_process.channel.refuse_messages(&self.closer);
+                        device_process.channel.refuse_messages();
                     }
                 }
                 Some(_) = sessions.join_next() => {}
@@ -205,7 +205,6 @@ impl Vm {
         if timeout(KILLED, gone).await.is_err() {
             tracing::error!(vm, "processes of the VM were killed and still exist");
         }
-        device_process.channel.refuse_messages(&self.closer);
         *self.device_process.borrow_mut() = None;
     }
 

@@ -390,10 +390,10 @@ impl Vm {
 }
 
 impl DeviceProcess {
-    fn new(started: Started) -> io::Result<Rc<Self>> {
+    fn new(started: Started, closer: Closer) -> io::Result<Rc<Self>> {
         Ok(Rc::new(Self {
             process: started.process,
-            channel: StrangerChannel::new(started.socket)?,
+            channel: StrangerChannel::new(started.socket, closer)?,
             over: watch::Sender::new(false),
             sessions: RefCell::new(BTreeMap::new()),
             next_serial: Cell::new(0),
