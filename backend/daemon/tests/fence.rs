@@ -1,15 +1,14 @@
 //! Fencing, with the real launcher; device, worker, arbiter and inventory are stand-ins.
 
 use std::{
-    io::Read as _,
     os::{
         fd::{AsRawFd as _, OwnedFd},
-        unix::{net::UnixStream, process::CommandExt as _},
+        unix::net::UnixStream,
     },
-    process::{Child, Command, Stdio},
+    process::Command,
 };
 
-use crate::common::{Daemon, DaemonBuilder, Place, code, direct, pid_of};
+use crate::common::{Daemon, DaemonBuilder, Place, Traced, code, direct, pid_of};
 use rustix::{
     fs::{CWD, Mode, OFlags, mkfifoat, open},
     process::Signal,
@@ -340,27 +339,6 @@ fn stuck_worker_fences_its_vm_and_only_a_failed_probe_quarantines_the_unit() {
     place.wait_empty();
 }
 
-/// A process that does not end although it is killed, like one that hangs in a driver.
-struct Stuck(Child);
-
-impl Stuck {
-    fn hold(process: u32) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-stand-in"));
-        command.arg0("tracer").arg(process.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut tracer = command.spawn().expect("a tracer");
-        let mut said = [0; 7];
-        tracer.stdout.as_mut().expect("piped").read_exact(&mut said).expect("the process is traced");
-        assert_eq!(&said, b"traced\n");
-        Self(tracer)
-    }
-
-    /// Lets the process end.
-    fn release(mut self) {
-        drop(self.0.stdin.take());
-        assert!(self.0.wait().expect("ended").success());
-    }
-}
-
 // Promise: F80
 #[test]
 fn killed_worker_that_does_not_end_quarantines_its_vm_and_not_the_unit() {
@@ -371,7 +349,7 @@ fn killed_worker_that_does_not_end_quarantines_its_vm_and_not_the_unit() {
     let number = pid_of(&front.open(1));
     let worker = watch(number).expect("a process");
     let other = watch(pid_of(&neighbour.open(1))).expect("a process");
-    let stuck = Stuck::hold(number);
+    let stuck = Traced::before_its_end(number);
     assert_eq!(front.ask("leave 1"), "left 1");
     reaches(&place, "quarantined");
     assert!(is_alive(&worker), "the stuck worker ended");

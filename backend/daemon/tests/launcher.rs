@@ -7,15 +7,17 @@ use std::{
     },
     path::Path,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use crate::common::{
-    Cgroup, Place, cgroup_directory, children, descriptors, has_users, launcher, make_for_all_users, pid_of,
+    Cgroup, Place, Traced, cgroup_directory, children, descriptors, has_users, launcher, make_for_all_users,
+    pid_of,
 };
 use rustix::{io::Errno, process::Signal};
 use sluice_kit::{
     processes::{is_alive, make_script, signal, wait_gone, watch},
-    wait::until,
+    wait::{eventually, until},
 };
 use sluice_messages::{
     control::{self, FromLauncher, ToLauncher, WorkerSetup, codec},
@@ -407,6 +409,58 @@ fn supervised_children_outlive_sluiced_but_not_the_supervisor() {
     assert!(!is_alive(&device.pidfd));
     assert!(!is_alive(&worker.pidfd));
     assert!(watch(device.pid).is_none());
+}
+
+// Promise: F117
+#[test]
+fn child_whose_status_a_debugger_has_costs_the_launcher_no_time_and_is_reaped_later() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, true, &[]);
+    let worker = launcher.worker(1).expect("a worker");
+    let debugger = Traced::after_its_end(worker.pid);
+    signal(&worker.pidfd, Signal::KILL);
+    wait_gone(&worker.pidfd);
+    // A launcher that is woken again and again never sleeps.
+    eventually("the launcher sleeps", || {
+        (0..20).all(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            is_asleep(launcher.pid())
+        })
+    });
+    assert!(children(launcher.pid()).contains(&worker.pid), "the launcher has waited for the worker");
+    launcher.worker(2).expect("another worker");
+    debugger.release();
+    eventually("the worker is reaped", || !children(launcher.pid()).contains(&worker.pid));
+    launcher.end();
+    place.wait_empty();
+}
+
+// Promise: F117
+#[test]
+fn launcher_ends_beside_debuggers_of_its_killed_children() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, true, &[]);
+    let workers = [1, 2].map(|session| launcher.worker(session).expect("a worker"));
+    let debuggers = [Traced::before_its_end(workers[0].pid), Traced::after_its_end(workers[1].pid)];
+    let Launcher { mut process, socket, lifeline } = launcher;
+    drop((socket, lifeline));
+    let status = until(|| process.try_wait().expect("a launcher"), Option::is_some);
+    if status.is_none() {
+        process.kill().expect("killed");
+        process.wait().expect("ended");
+    }
+    assert!(status.is_some_and(|status| status.success()), "the launcher waits for debuggers");
+    debuggers.map(Traced::release);
+    for worker in &workers {
+        wait_gone(&worker.pidfd);
+    }
+    place.wait_empty();
+}
+
+/// True if a process sleeps.
+fn is_asleep(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
+    status.contains("\nState:\tS ")
 }
 
 #[test]

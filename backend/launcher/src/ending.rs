@@ -9,17 +9,20 @@ use std::{
 
 use rustix::{
     event::{
-        PollFd, PollFlags,
+        PollFd, PollFlags, Timespec,
         epoll::{self, EventData, EventFlags},
         poll,
     },
     fd::{AsFd, BorrowedFd, OwnedFd},
-    io::Errno,
+    io::{Errno, retry_on_intr},
     process::{WaitId, WaitIdOptions},
 };
 use sluice_runtime::process::{Identity, is_gone, kill};
 
 use super::{Launcher, cgroup::Cgroups, children::Survivor, role::ChildRole};
+
+/// Time limit for the end of a killed child; a driver that frees much memory is slow.
+const KILLED: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// A process of this launcher, or of an earlier one.
 #[derive(Debug)]
@@ -83,7 +86,7 @@ impl Launcher {
             WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
         );
         match status {
-            // It has not ended yet, despite the event; another event will come.
+            // A debugger has its status. Another event comes when the debugger leaves it.
             Ok(None) => return,
             Ok(Some(status)) => {
                 let (role, pid) = (child.role, child.pid);
@@ -216,20 +219,19 @@ impl Drop for Launcher {
     }
 }
 
-/// Kills a child and waits until it is gone. A device has the open file, too, and can make it one for which the kernel does not wait.
+/// Kills a child and waits until it is gone. A debugger can hold it before its end, or its status after it: such a child is left to the
+/// debugger. A device has the open file, too, and can make it one for which the kernel does not wait.
 pub(super) fn end(process: u32, pidfd: BorrowedFd<'_>) {
     kill(pidfd);
     let gone = || -> Result<bool, Errno> {
-        poll(&mut [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)], None)?;
+        retry_on_intr(|| poll(&mut [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)], Some(&KILLED)))?;
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         Ok(rustix::process::waitid(WaitId::PidFd(pidfd), options)?.is_some())
     };
-    loop {
-        match gone() {
-            Ok(true) => return,
-            Ok(false) | Err(Errno::INTR) => {}
-            Err(error) => return tracing::error!(process, %error, "cannot wait for a child"),
-        }
+    match gone() {
+        Ok(true) => {}
+        Ok(false) => tracing::warn!(process, "a killed child is still there; a debugger may hold it"),
+        Err(error) => tracing::error!(process, %error, "cannot wait for a child"),
     }
 }
 

@@ -99,7 +99,9 @@ impl Launcher {
         // The number cannot be reused before the launcher waits for the child, even if it has ended already.
         let identity = Identity::of(pid);
         let child = Child { role, pid, pidfd, uid, cgroup, log: Some(log), quiet_until: None };
-        let watched = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN);
+        // An event for each change only: a child whose status a debugger has stays readable, and cannot be waited for.
+        let changes = EventFlags::IN | EventFlags::ET;
+        let watched = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), changes);
         let watched = watched.and_then(|()| self.watch_log(key, &child));
         let known = watched.and(identity.ok_or(Errno::SRCH));
         let known = known.map_err(io::Error::from).and_then(|known| Ok((known, child.pidfd.try_clone()?)));

@@ -4,10 +4,10 @@
 mod daemon;
 
 use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    os::unix::net::UnixStream,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::{net::UnixStream, process::CommandExt as _},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
 };
 
 pub(crate) use daemon::{Daemon, DaemonBuilder, SHARING, SLUICED};
@@ -391,4 +391,35 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
         children.extend(list.split_whitespace().map(|pid| pid.parse::<u32>().expect("a pid")));
     }
     children
+}
+
+/// A process that another one traces.
+pub(crate) struct Traced(Child);
+
+impl Traced {
+    /// Lets a process not end although it is killed, like one that hangs in a driver.
+    pub(crate) fn before_its_end(process: u32) -> Self {
+        Self::by_tracer(process, &[])
+    }
+
+    /// Keeps the status of a process from its parent when it ends, as a debugger does until its user goes on.
+    pub(crate) fn after_its_end(process: u32) -> Self {
+        Self::by_tracer(process, &["--after-end"])
+    }
+
+    fn by_tracer(process: u32, options: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-stand-in"));
+        command.arg0("tracer").arg(process.to_string()).args(options);
+        let mut tracer = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a tracer");
+        let mut said = [0; 7];
+        tracer.stdout.as_mut().expect("piped").read_exact(&mut said).expect("the process is traced");
+        assert_eq!(&said, b"traced\n");
+        Self(tracer)
+    }
+
+    /// Lets the process end.
+    pub(crate) fn release(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().expect("ended").success());
+    }
 }

@@ -12,7 +12,8 @@
 //! reports the number of devices in the file `devices` beside the program and no process, reports an error on `xid UNIT XID
 //! PROCESS` at `inventory.sock`, and does not answer while a file `mute` exists. **As a client** it connects to the given socket;
 //! with a request, it sends it and prints the answer; with `--hold N` it holds N connections; with `--flood REQUEST` it sends the
-//! request without end. **As a tracer** it keeps a process from ending, even a killed one, until its own input closes.
+//! request without end. **As a tracer** it keeps a process from ending, even a killed one, until its own input closes;
+//! with `--after-end` the process ends, and its parent cannot wait for it until then.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -70,10 +71,11 @@ fn client(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Keeps a process in its exit until standard input closes.
+/// Keeps a process in its exit, or its status after it, until standard input closes.
 fn trace(arguments: &[String]) -> Result<()> {
     let process: libc::pid_t = arguments.first().context("no process")?.parse()?;
-    let options = usize::try_from(libc::PTRACE_O_TRACEEXIT)?;
+    let after_end = arguments.get(1).is_some_and(|argument| argument == "--after-end");
+    let options = if after_end { 0 } else { usize::try_from(libc::PTRACE_O_TRACEEXIT)? };
     #[expect(unsafe_code, reason = "rustix has no ptrace")]
     // SAFETY: this request takes numbers only, and touches no memory of ours.
     let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, process, 0_usize, options) };
