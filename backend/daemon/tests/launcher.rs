@@ -209,6 +209,24 @@ fn worker_has_only_the_descriptors_and_variables_it_is_given() {
     launcher.end();
 }
 
+// Promise: S96
+#[test]
+fn only_workers_get_machine_code_of_the_software_gpu() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, true, &[]);
+    let worker = launcher.worker(1).expect("a worker");
+    let arbiter = launcher.ask(ToLauncher::StartArbiter { unit: 0, visible: Visible::Host });
+    let inventory = launcher.ask(ToLauncher::StartInventory {}).expect("an inventory");
+    let is_interpreted = |started: &Started| {
+        let environment = std::fs::read(format!("/proc/{}/environ", started.pid)).expect("a process");
+        environment.split(|byte| *byte == 0).any(|variable| variable == b"SLUICE_SOFTGPU_JIT=0")
+    };
+    let all = [worker, arbiter.expect("an arbiter"), inventory];
+    assert_eq!(all.each_ref().map(is_interpreted), [false, true, true]);
+    launcher.end();
+    place.wait_empty();
+}
+
 // Promise: A24
 #[test]
 fn device_is_reachable_at_once_and_a_second_one_is_refused() {

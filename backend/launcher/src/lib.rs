@@ -174,8 +174,9 @@ impl Launcher {
         let memory = cgroup::memory_of_vm(limits);
         let environment = |kind| {
             // Only workers execute kernels: the others have no use for memory with code.
-            let none = (kind != ProgramKind::Worker).then(|| ("SLUICE_SOFTGPU_JIT".into(), "0".into()));
-            inherited.iter().cloned().chain(none).collect()
+            let interpreted =
+                (kind != ProgramKind::Worker).then(|| ("SLUICE_SOFTGPU_JIT".into(), "0".into()));
+            inherited.iter().cloned().chain(interpreted).collect()
         };
         let program = |path, kind, capabilities| Program {
             path,
