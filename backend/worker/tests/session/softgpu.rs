@@ -6,7 +6,7 @@ use crate::{
     guest::{ARENA, Arena, Guest, Start, memory_file},
     streams::launch,
 };
-use sluice_kit::wait::eventually;
+use sluice_kit::wait::{TIMEOUT, eventually};
 use sluice_protocol::{
     calls::wire,
     field::{
@@ -23,6 +23,7 @@ use std::{
     io::{BufRead as _, BufReader},
     path::PathBuf,
     process::Stdio,
+    sync::mpsc,
 };
 use tempfile::TempDir;
 
@@ -335,12 +336,18 @@ fn hot_kernel_of_a_session_runs_as_machine_code() {
         guest.wait(0, sequence);
     }
     assert_eq!(arena.read(2 << 20, 4), 200u32.to_le_bytes());
+    // The pipe stays open as long as the worker lives, so a reader of a line that never comes would not return.
     let log = BufReader::new(guest.worker.stderr.take().expect("a pipe"));
-    let made = log.lines().map(|line| line.expect("text")).find(|line| line.contains("machine code"));
-    assert!(
-        made.as_ref().is_some_and(|line| line.starts_with("softgpu: count: machine code for ")),
-        "{made:?}"
-    );
+    let (found, made) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut lines = log.lines().map(|line| line.expect("text"));
+        if let Some(line) = lines.find(|line| line.contains("machine code")) {
+            // The test may have ended.
+            _ = found.send(line);
+        }
+    });
+    let made = made.recv_timeout(TIMEOUT).expect("the worker logs a line about machine code");
+    assert!(made.starts_with("softgpu: count: machine code for "), "{made}");
     // The kernel shows the mappings of a confined process to root only.
     if rustix::process::geteuid().is_root() {
         assert!(executed_bytes(guest.worker.id()) > 0, "no page with code was executed");
