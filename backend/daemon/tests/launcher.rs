@@ -468,7 +468,9 @@ fn launcher_ends_beside_debuggers_of_its_killed_children() {
         process.wait().expect("ended");
     }
     assert!(status.is_some_and(|status| status.success()), "the launcher waits for debuggers");
-    debuggers.map(Traced::release);
+    for debugger in debuggers {
+        debugger.release();
+    }
     for worker in &workers {
         wait_gone(&worker.pidfd);
     }
