@@ -125,7 +125,7 @@ fn compile_folder(folder: &Path, way: &Compilation) -> Result<Vec<Program>> {
     let compile = |source: &&PathBuf| compile(source, &common, &built, way.flags);
     let processors = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
-        let parts = programs.chunks(programs.len().div_ceil(processors));
+        let parts = programs.chunks(programs.len().div_ceil(processors).max(1));
         let threads: Vec<_> = parts
             .map(|part| scope.spawn(move || part.iter().map(compile).collect::<Result<Vec<_>>>()))
             .collect();

@@ -64,9 +64,12 @@ pub(crate) struct Setup(JoinHandle<Result<()>>);
 
 impl Setup {
     /// Installs packages of the system, which checks and builds may use, and starts the rest.
-    pub(crate) fn start(wanted: Wanted) -> Result<Self> {
-        install().context("setting up")?;
-        Ok(Self(thread::spawn(move || wanted.fetch())))
+    pub(crate) fn start(wanted: Wanted) -> Self {
+        let installed = install();
+        Self(thread::spawn(move || {
+            installed.context("setting up")?;
+            wanted.fetch()
+        }))
     }
 
     /// Waits until everything is there.

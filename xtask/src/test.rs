@@ -402,20 +402,12 @@ fn begin_setup(options: &TestOptions) -> Result<Option<Setup>> {
         compat: options.filter.is_empty() || options.filter.starts_with("compat"),
         nightly: options.builds_all(),
     };
-    Setup::start(wanted).map(Some)
+    Ok(Some(Setup::start(wanted)))
 }
 
 /// Everything is built for release: the tests run the code that ships, and it is built once. Only its dependencies have a few more
 /// features then, which tests of some crate enable.
-fn tests(
-    options: &TestOptions,
-    setup: &mut Option<Setup>,
-    leftovers: &mut Leftovers,
-) -> Result<Vec<TestResult>> {
-    let chosen = chosen(options)?;
-    if chosen.is_empty() {
-        return Ok(Vec::new());
-    }
+fn build(options: &TestOptions, chosen: &[FilteredPackage]) -> Result<Vec<TestBinary>> {
     if options.builds_all() {
         // With the tests, because they enable other features of dependencies: otherwise most of those are compiled twice.
         run_visibly(cargo().args(["build", "--release", "--workspace", "--all-targets"]))?;
@@ -430,10 +422,22 @@ fn tests(
     } else {
         build.args(chosen.iter().map(|package| format!("--package={}", package.name)));
     }
-    let binaries = build_tests(&mut build)?;
-    if let Some(setup) = setup.take() {
-        setup.finish()?;
+    build_tests(&mut build)
+}
+
+fn tests(
+    options: &TestOptions,
+    setup: &mut Option<Setup>,
+    leftovers: &mut Leftovers,
+) -> Result<Vec<TestResult>> {
+    let chosen = chosen(options)?;
+    if chosen.is_empty() {
+        return Ok(Vec::new());
     }
+    let built = build(options, &chosen);
+    // Also if the build has failed: the setup must not go on beside later stages, or alone.
+    setup.take().map_or(Ok(()), Setup::finish)?;
+    let binaries = built?;
     let ahead = Ahead::start(builds_ahead(options)?);
     // Without it, the test that needs it is skipped with a reason.
     let promtool = debian::promtool_if_there()?.unwrap_or_default().display().to_string();
