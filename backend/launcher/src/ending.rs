@@ -203,7 +203,9 @@ impl Drop for Launcher {
             }
             while let Some((key, _)) = self.children.first_key_value() {
                 let key = *key;
-                self.children.get(&key).into_iter().for_each(|child| end(child.pid, child.pidfd.as_fd()));
+                if let Some(child) = self.children.get(&key) {
+                    end(child.pid, child.pidfd.as_fd());
+                }
                 self.finish_log(key);
                 let Some(child) = self.children.remove(&key) else { break };
                 self.give_back(child.uid, child.cgroup);
@@ -220,19 +222,21 @@ impl Drop for Launcher {
 }
 
 /// Kills a child and waits until it is gone. A debugger can hold it before its end, or its status after it: such a child is left to the
-/// debugger. A device has the open file, too, and can make it one for which the kernel does not wait.
-pub(super) fn end(process: u32, pidfd: BorrowedFd<'_>) {
+/// debugger, and `false` returned. A device has the open file, too, and can make it one for which the kernel does not wait.
+pub(super) fn end(process: u32, pidfd: BorrowedFd<'_>) -> bool {
     kill(pidfd);
     let gone = || -> Result<bool, Errno> {
         retry_on_intr(|| poll(&mut [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)], Some(&KILLED)))?;
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         Ok(rustix::process::waitid(WaitId::PidFd(pidfd), options)?.is_some())
     };
-    match gone() {
+    let is_gone = gone();
+    match is_gone {
         Ok(true) => {}
         Ok(false) => tracing::warn!(process, "a killed child is still there; a debugger may hold it"),
         Err(error) => tracing::error!(process, %error, "cannot wait for a child"),
     }
+    is_gone == Ok(true)
 }
 
 /// Processes of this host, by number.

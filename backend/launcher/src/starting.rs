@@ -108,8 +108,9 @@ impl Launcher {
         let (identity, pidfd) = match known {
             Ok(known) => known,
             Err(error) => {
-                end(child.pid, child.pidfd.as_fd());
-                self.give_back(child.uid, child.cgroup);
+                if end(child.pid, child.pidfd.as_fd()) {
+                    self.give_back(child.uid, child.cgroup);
+                }
                 return Err(error);
             }
         };
@@ -238,11 +239,12 @@ impl Launcher {
         }
     }
 
-    /// Ends a process that has executed no program.
+    /// Ends a process that has executed no program. The user of one that is left to a debugger stays in use.
     pub(super) fn discard(&mut self, made: MadeChild) {
         let MadeChild { prepared: Prepared { pid, pidfd, .. }, uid, .. } = made;
-        end(pid, pidfd.as_fd());
-        self.give_back(uid, None);
+        if end(pid, pidfd.as_fd()) {
+            self.give_back(uid, None);
+        }
     }
 
     /// The program of a role.
