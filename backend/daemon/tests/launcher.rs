@@ -218,8 +218,11 @@ fn only_workers_get_machine_code_of_the_software_gpu() {
     let arbiter = launcher.ask(ToLauncher::StartArbiter { unit: 0, visible: Visible::Host });
     let inventory = launcher.ask(ToLauncher::StartInventory {}).expect("an inventory");
     let is_interpreted = |started: &Started| {
-        let environment = std::fs::read(format!("/proc/{}/environ", started.pid)).expect("a process");
-        environment.split(|byte| *byte == 0).any(|variable| variable == b"SLUICE_SOFTGPU_JIT=0")
+        let environment = || std::fs::read(format!("/proc/{}/environ", started.pid)).expect("a process");
+        // It is empty until the kernel has loaded the program.
+        until(environment, |environment| !environment.is_empty())
+            .split(|byte| *byte == 0)
+            .any(|variable| variable == b"SLUICE_SOFTGPU_JIT=0")
     };
     let all = [worker, arbiter.expect("an arbiter"), inventory];
     assert_eq!(all.each_ref().map(is_interpreted), [false, true, true]);
