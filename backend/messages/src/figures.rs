@@ -5,12 +5,12 @@
 use serde::{Deserialize, Serialize};
 use sluice_protocol::field::{Field, FieldError, Reader, Writer};
 
-/// Declares groups of figures. A message has room for seven words beside its type.
+/// Declares groups of figures. A message has room for seven words beside its type. A file of an earlier version may lack a figure.
 macro_rules! figures {
     ($($(#[$doc:meta])* $name:ident { $($(#[$note:meta])* $field:ident,)+ })+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields)]
+        #[serde(default, deny_unknown_fields)]
         pub struct $name {
             $($(#[$note])* pub $field: u64,)+
         }
