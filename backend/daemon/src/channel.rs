@@ -82,21 +82,20 @@ impl<In: Message, Out: Message> Channel<In, Out> {
 /// A socket to a peer that a guest can take over.
 #[derive(Debug)]
 pub(crate) struct StrangerChannel<In, Out> {
-    /// It is there until the channel is dropped.
-    socket: Option<AsyncFd<OwnedFd>>,
+    /// It is there until this is dropped.
+    channel: Option<Channel<In, Out>>,
     /// The thread that closes the socket, and the descriptors that come.
     closer: Closer,
     time: PeerTime,
     /// Notified when calls on the socket have taken too much time.
     crowded: Notify,
-    messages: PhantomData<fn(In) -> Out>,
 }
 
 impl<In, Out> Drop for StrangerChannel<In, Out> {
     /// The close wakes all that wait at the other end. They can be a crowd in any process to which the peer has passed its end.
     fn drop(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            let (socket, closer) = (socket.into_inner(), self.closer.clone());
+        if let Some(channel) = self.channel.take() {
+            let (socket, closer) = (channel.socket.into_inner(), self.closer.clone());
             self.closer.run(move || refuse_messages(&socket, &closer, &PeerTime::new()));
         }
     }
@@ -108,13 +107,12 @@ impl<In: Message, Out: Message> StrangerChannel<In, Out> {
     /// # Errors
     /// The kernel's.
     pub(crate) fn new(socket: OwnedFd, closer: Closer) -> io::Result<Self> {
-        rustix::io::ioctl_fionbio(&socket, true)?;
-        let (socket, time, crowded) = (Some(watch(socket)?), PeerTime::new(), Notify::new());
-        Ok(Self { socket, closer, time, crowded, messages: PhantomData })
+        let channel = Some(Channel::new(socket)?);
+        Ok(Self { channel, closer, time: PeerTime::new(), crowded: Notify::new() })
     }
 
     fn socket(&self) -> io::Result<&AsyncFd<OwnedFd>> {
-        self.socket.as_ref().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+        self.channel.as_ref().map(|channel| &channel.socket).ok_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 
     /// Returns once the peer has let a crowd wait on the socket: each further call would take time of all VMs.
@@ -162,8 +160,8 @@ impl<In: Message, Out: Message> StrangerChannel<In, Out> {
 
     /// Takes no more messages of the peer, whose calls fail from now on.
     pub(crate) fn refuse_messages(&self) {
-        if let Some(socket) = &self.socket {
-            refuse_messages(socket.get_ref(), &self.closer, &self.time);
+        if let Some(channel) = &self.channel {
+            refuse_messages(channel.socket.get_ref(), &self.closer, &self.time);
         }
         if self.time.is_over() {
             self.crowded.notify_one();
