@@ -4,9 +4,9 @@
 //! measured. Each row and its yardstick are measured there in turns, round after round, so that other load of the machine hits
 //! both, and neither runs while the other is timed. The names of all rows stand in `sluice_tests::performance::table`.
 //!
-//! The rows of sessions, of functions of the program and of custody are measured on the software GPU ([`session`], [`custody`]),
-//! those of the control plane on a daemon with five hundred VMs ([`control`]). With `--vm` the rows are the additional cost of
-//! virtual machines ([`machines`]).
+//! The rows of sessions, of functions of the program and of custody are measured on the software GPU ([`session`], [`custody`]), those of
+//! whole programs on both drivers ([`program`]), those of the control plane on a daemon with five hundred VMs ([`control`]). With `--vm`
+//! the rows are the additional cost of virtual machines ([`machines`]).
 
 mod arbiter;
 mod control;
@@ -17,6 +17,7 @@ mod gaps;
 mod machines;
 mod measure;
 mod peer;
+mod program;
 mod rows;
 mod scale;
 mod session;
@@ -84,6 +85,7 @@ fn orchestrate(arguments: &[String]) -> Result<()> {
     } else {
         let mut rows = without_a_machine(&binaries, &me, &filter)?;
         rows.extend(in_guest(Command::new(binaries.get("sluice")?).arg("run"), &me, "sessions", &filter)?);
+        rows.extend(program::measure_all(&binaries, &me, &filter)?);
         rows.extend(custody::measure_all(&binaries, &me, &filter)?);
         rows.extend(control::measure_all(&binaries, &me, &filter)?);
         rows.extend(engine::measure_all(&binaries, &filter)?);

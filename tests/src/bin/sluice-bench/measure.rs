@@ -36,6 +36,18 @@ pub(crate) fn settle() -> Result<()> {
     Ok(())
 }
 
+/// The kernel may wake a worker on the processor of its program, and takes some ticks of its clock to part the two.
+const WARMING: Duration = Duration::from_millis(30);
+
+/// Repeats a step until its processes have a processor each, where the machine has enough.
+pub(crate) fn warm_up(mut step: impl FnMut() -> Result<()>) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < WARMING {
+        step()?;
+    }
+    Ok(())
+}
+
 /// Clock ticks of all processors together since the start of the machine.
 struct ProcessorTicks {
     busy: u64,

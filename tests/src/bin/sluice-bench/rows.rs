@@ -3,9 +3,9 @@
 use crate::{
     cuda::{Cuda, Pinned},
     gaps,
-    measure::{Rounds, Samples},
+    measure::{Rounds, Samples, warm_up},
     peer::{Eventfds, PingPong, Ring, Tcp},
-    threads, waits,
+    program, threads, waits,
 };
 use anyhow::{Context as _, Result, ensure};
 use sluice_tests::performance::Measured;
@@ -75,6 +75,7 @@ pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Measured>> {
     rows.extend(gaps::measure_all(&cuda, filter)?);
     rows.extend(threads::measure_all(&cuda, filter)?);
     rows.extend(waits::measure_all(&cuda, filter)?);
+    rows.extend(program::timed(&cuda, filter)?);
     Ok(rows)
 }
 
@@ -274,16 +275,15 @@ fn copies(cuda: &Cuda, size: usize, pinned: bool, names: &[String; 2]) -> Result
         })
     };
     let number = if size > 64 << 20 { 5 } else { ROUNDS };
-    let inwards = Rounds::take(
-        number,
-        |samples| samples.time(times, || cuda.copy_in(device, host.bytes())),
-        &mut memcpy,
-    )?;
-    let outwards = Rounds::take(
-        number,
-        |samples| samples.time(times, || cuda.copy_out(host.bytes(), device)),
-        &mut memcpy,
-    )?;
+    let mut measure = |mut copy: Box<dyn FnMut() -> Result<()> + '_>| {
+        let own = |samples: &mut Samples| {
+            warm_up(&mut copy)?;
+            samples.time(times, &mut copy)
+        };
+        Rounds::take(number, own, &mut memcpy)
+    };
+    let inwards = measure(Box::new(|| cuda.copy_in(device, host.bytes())))?;
+    let outwards = measure(Box::new(|| cuda.copy_out(host.bytes(), device)))?;
     ensure!(host.bytes() == original, "{size} bytes came back changed");
     drop(host);
     cuda.free(device)?;

@@ -3,7 +3,7 @@
 //!
 //! A request is a line on standard input, the answer a line of JSON with the samples in nanoseconds.
 
-use crate::{cuda::Cuda, measure::nanoseconds};
+use crate::{cuda::Cuda, measure::nanoseconds, program};
 use anyhow::{Context as _, Result, bail};
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -68,7 +68,7 @@ pub(crate) fn serve() -> Result<()> {
             "memory" => memory(&cuda, size, times)?,
             "calls" => vec![calls(&cuda, Duration::from_millis(size as u64), times)?],
             "paced" => vec![paced(&cuda, size, Duration::from_micros(times as u64))?],
-            other => bail!("no such measurement: {other}"),
+            program => vec![program::steps(&cuda, program, times)?],
         };
         println!("{}", serde_json::to_string(&samples)?);
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     cuda::Cuda,
-    measure::{Rounds, Samples, nanoseconds},
+    measure::{Rounds, Samples, nanoseconds, warm_up},
     rows::{IMAGE, is_wanted},
 };
 use anyhow::{Context as _, Result};
@@ -46,15 +46,19 @@ fn wait(cuda: &Cuda, name: &str, kind: &str, length: Duration) -> Result<Measure
     let kernel = cuda.kernel(IMAGE, c"last_p1")?;
     let (stream, event) = (cuda.stream()?, cuda.event()?);
     let times = if length < Duration::from_millis(10) { 40 } else { 8 };
+    let step = || {
+        cuda.launch_on(stream, kernel, &mut [u64::try_from(length.as_nanos())?])?;
+        match kind {
+            "stream" => cuda.synchronise_stream(stream),
+            "event" => cuda.synchronise_event(event, stream),
+            _ => cuda.synchronise(),
+        }
+    };
     let own = |samples: &mut Samples| {
+        warm_up(step)?;
         for _ in 0..times {
             let start = Instant::now();
-            cuda.launch_on(stream, kernel, &mut [u64::try_from(length.as_nanos())?])?;
-            match kind {
-                "stream" => cuda.synchronise_stream(stream)?,
-                "event" => cuda.synchronise_event(event, stream)?,
-                _ => cuda.synchronise()?,
-            }
+            step()?;
             let beyond = start.elapsed().checked_sub(length).context("the wait ended before the kernel")?;
             samples.push(nanoseconds(beyond));
         }
