@@ -33,7 +33,8 @@ const fn is_worthwhile(in_vain: u32) -> bool {
 
 /// A nap lasts this fraction of the wait so far, within bounds; the kernel adds about 20 µs.
 const PART: u32 = 64;
-const SHORTEST_NAP: Duration = Duration::from_micros(5);
+/// A shorter nap gives way to no other thread of this processor on a virtual machine, as in the guest's waits.
+const SHORTEST_NAP: Duration = Duration::from_micros(10);
 const LONGEST_NAP: Duration = Duration::from_micros(20);
 /// Total time of naps in one wait.
 const NAPS: Duration = Duration::from_millis(4);
