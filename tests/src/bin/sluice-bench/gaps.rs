@@ -2,7 +2,7 @@
 
 use crate::{
     cuda::Cuda,
-    measure::{Rounds, Samples, nanoseconds},
+    measure::{Rounds, Samples, nanoseconds, warm_up},
     rows::{IMAGE, KERNEL, is_wanted},
 };
 use anyhow::Result;
@@ -48,7 +48,10 @@ pub(crate) fn measure_all(cuda: &Cuda, filter: &[String]) -> Result<Vec<Measured
 fn row(name: &str, gap: Duration, call: impl Fn() -> Result<()>) -> Result<Measured> {
     let times = ROUND.as_nanos().checked_div(gap.as_nanos()).unwrap_or(SAMPLES.1).clamp(SAMPLES.0, SAMPLES.1);
     let own = |samples: &mut Samples| {
-        call()?;
+        warm_up(|| {
+            compute(gap);
+            call()
+        })?;
         for _ in 0..times {
             compute(gap);
             let start = Instant::now();
