@@ -8,6 +8,20 @@
 use crate::shared::Shared;
 use core::sync::atomic::Ordering;
 
+/// Waits in a row that may outlast polling, or naps, before a side does without them.
+pub const VAIN: u32 = 4;
+/// Then a wait begins with them as a trial, the first after so many; the distances double up to the last.
+pub const FIRST_TRIAL: u32 = 8;
+const LAST_TRIAL: u32 = 64;
+
+/// True if a wait should begin with polling, or with naps, after so many in a row that outlasted them. They cost processor time, and save a
+/// wake-up where they do not last long enough only if the other side becomes faster, which a trial finds out.
+pub const fn is_worthwhile(in_vain: u32) -> bool {
+    in_vain < VAIN
+        || (in_vain.is_multiple_of(FIRST_TRIAL)
+            && (in_vain.is_power_of_two() || in_vain.is_multiple_of(LAST_TRIAL)))
+}
+
 /// One direction of sleeping: the word at this offset is set while the party sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Parking {
@@ -42,5 +56,17 @@ impl Parking {
     pub fn must_wake(self, memory: &impl Shared) -> bool {
         memory.fence();
         memory.load_u32(self.word, Ordering::Relaxed) != 0 && memory.swap_u32(self.word, 0) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trials_of_polling_become_rarer_but_never_end() {
+        let trials: Vec<u32> = (0..300).filter(|in_vain| is_worthwhile(*in_vain)).collect();
+        assert_eq!(trials, [0, 1, 2, 3, 8, 16, 32, 64, 128, 192, 256]);
+        assert!((1_000_000..1_000_000 + LAST_TRIAL).any(is_worthwhile));
     }
 }

@@ -15,7 +15,7 @@ use core::{
 use rustix::thread::{self, futex};
 use sluice_protocol::{
     limits,
-    park::Parking,
+    park::{Parking, is_worthwhile},
     reply,
     session::{self, Attachment, HostCall},
     shared::Shared as _,
@@ -142,10 +142,6 @@ const AMPLE: usize = 4;
 const POLLS: u32 = 16;
 /// The longest time for naps in one wait: a wake-up takes a fiftieth of it.
 const NAPS: Duration = Duration::from_millis(5);
-/// After this many successive waits that outlasted their naps, waits take no naps; and polling likewise.
-const LONG_WAITS: u32 = 4;
-/// Then one of this many waits still does, to detect a change.
-const TRIAL: u32 = 8;
 /// A nap lasts this fraction of the wait so far, within bounds; the kernel adds some twenty microseconds.
 const PART: u32 = 64;
 /// On a virtual machine, whose timer is trapped, a nap of 5 µs takes 20 µs and ends before the kernel has run another thread of this
@@ -156,11 +152,6 @@ const LONGEST_NAP: Duration = Duration::from_micros(20);
 const NAPPERS: u32 = 2;
 /// Nanoseconds by which the kernel may end a nap late, instead of the usual fifty thousand.
 const SLACK: NonZeroU64 = NonZeroU64::new(1000).unwrap();
-
-/// True if a way to wait is worth a trial after so many waits in a row that outlasted it.
-const fn is_worthwhile(misses: u32) -> bool {
-    misses < LONG_WAITS || misses.is_multiple_of(TRIAL)
-}
 
 /// Lets the calling thread, which belongs to the program, rest for a while, less if a signal comes. It waits on a futex that is never
 /// woken, since the functions that sleep are cancellation points.

@@ -9,27 +9,19 @@
 //! same for records that come a little later, such as the next copy of a program that reads the result of each, and leave the
 //! processor free meanwhile.
 
+use sluice_protocol::park::{VAIN, is_worthwhile};
 use std::time::{Duration, Instant};
 
 /// Polling time on more than two CPUs.
 const AMPLE: Duration = Duration::from_micros(50);
 /// Polling time on two CPUs, where the guest needs the other one.
 const SCARCE: Duration = Duration::from_micros(30);
-/// Waits that outlasted the budget before polling stops.
-const VAIN_SPINS: u32 = 4;
-/// After polling has stopped, one wait in this many is polled as a trial.
-const TRIAL: u32 = 8;
 /// Polls between two readings of the clock.
 const LOOKS: u32 = 64;
 /// Time for which work in flight is watched, since its latest end: as long as the kernels between which a program waits.
 const WATCH: Duration = Duration::from_micros(500);
 /// Polls of the ring between two looks at the work in flight: together they take about as long as a query of an event.
 const WATCH_LOOKS: u32 = 16;
-
-/// True if the next wait should be polled after `in_vain` waits in a row that outlasted the budget.
-const fn is_worthwhile(in_vain: u32) -> bool {
-    in_vain < VAIN_SPINS || in_vain.is_multiple_of(TRIAL)
-}
 
 /// A nap lasts this fraction of the wait so far, within bounds; the kernel adds about 20 µs.
 const PART: u32 = 64;
@@ -163,7 +155,7 @@ impl Spin {
                     self.outlasted = 0;
                     // The record may have come early in the nap, or late only because the guest napped: one poll finds out.
                     if elapsed <= AMPLE {
-                        self.missed = self.missed.min(VAIN_SPINS - 1);
+                        self.missed = self.missed.min(VAIN - 1);
                     }
                     return true;
                 }
@@ -177,15 +169,16 @@ impl Spin {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_protocol::park::FIRST_TRIAL;
 
     #[test]
     fn polling_stops_after_long_waits_and_resumes_after_a_short_trial() {
         let mut spin = Spin::new(4);
-        for _ in 0..VAIN_SPINS {
+        for _ in 0..VAIN {
             assert!(spin.budget(false).is_some());
             assert!(!spin.until(false, || false));
         }
-        let polled = (0..TRIAL).filter(|_| {
+        let polled = (0..FIRST_TRIAL).filter(|_| {
             let polls = spin.budget(false).is_some();
             spin.until(false, || false);
             polls
@@ -217,11 +210,11 @@ mod tests {
         let mut spin = Spin::new(4);
         assert_eq!(watch(&mut spin, Watched::Over), (EndWatch::Over, 1));
         assert_eq!(spin.watch(|| true, || Watched::Unchanged), EndWatch::Ready);
-        for _ in 0..VAIN_SPINS {
+        for _ in 0..VAIN {
             let (outcome, looks) = watch(&mut spin, Watched::Unchanged);
             assert!(outcome == EndWatch::Left && looks > 0, "{outcome:?} after {looks} looks");
         }
-        let watched = (0..TRIAL).filter(|_| watch(&mut spin, Watched::Unchanged).1 > 0);
+        let watched = (0..FIRST_TRIAL).filter(|_| watch(&mut spin, Watched::Unchanged).1 > 0);
         assert_eq!(watched.count(), 1, "one trial");
         // A trial that sees an end ends this.
         while watch(&mut spin, Watched::Over).1 == 0 {}
@@ -249,7 +242,7 @@ mod tests {
             );
             looks > 0
         };
-        let waits = 8 * TRIAL;
+        let waits = 8 * FIRST_TRIAL;
         let watched = (0..waits).filter(|_| is_watched()).count();
         assert!(watched < waits as usize / 2, "{watched} of {waits} waits were watched");
     }
