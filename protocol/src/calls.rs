@@ -4,7 +4,7 @@
 //! host; encoder, decoder, the requests of the guest, the worker's jobs, fuzz seeds and documentation come from the row.
 //! [`crate::for_each_c_call`] lists the C functions that are served, with the signature of `cuda.h`; the shim's exports, its
 //! `cuGetProcAddress` and the worker's table of driver entry points come from the row. A symbol of the driver that is not
-//! listed as `local`, `hand` or `forward` is exported by the shim as a function that returns `CUDA_ERROR_NOT_SUPPORTED`.
+//! listed, or listed as `driver`, is exported by the shim as a function that returns `CUDA_ERROR_NOT_SUPPORTED`.
 //!
 //! A row of the wire table is `id class name(parameters) -> (results)`. Parameters are of *kinds*, types of [`crate::field`],
 //! which define the encoding, the checks of the decoder, the arena memory that travels along, and the object of the worker.
@@ -21,7 +21,9 @@
 //! Classes of C functions: `local` is answered in the guest, `hand` uses wire calls, `forward` makes the one wire call that
 //! follows its signature (`=> call(parameter: argument) -> (result: place)`), in the current context, and has no code of its own;
 //! `contextless` does so without a context; `driver` is for the worker alone. If a forwarded call makes or ends an object, its
-//! `Mint` or `Take` is the last parameter: no other can then be refused once the object is on its way.
+//! `Mint` or `Take` is the last parameter: no other can then be refused once the object is on its way. `scalar` is `hand` for a
+//! signature of handles, numbers, and places of one number each: the worker's method of the driver follows from it, as it does for
+//! `forward` and `contextless`. No number is an address.
 //!
 //! Ids are stable and never reused; [`RETIRED`] lists those of rows that are gone.
 
@@ -402,7 +404,7 @@ macro_rules! for_each_c_call {
             // contexts
             0x1040 @7000 hand fn cuDevicePrimaryCtxRetain(pctx: *mut Handle, dev: c_int);
             0x1041 @7000 hand fn cuDevicePrimaryCtxRelease(dev: c_int);
-            0x1042 @11000 hand fn cuDevicePrimaryCtxRelease_v2(dev: c_int);
+            0x1042 @11000 scalar fn cuDevicePrimaryCtxRelease_v2(dev: c_int);
             0x1043 @7000 hand fn cuDevicePrimaryCtxReset(dev: c_int);
             0x1044 @11000 hand fn cuDevicePrimaryCtxReset_v2(dev: c_int);
             0x1045 @7000 hand fn cuDevicePrimaryCtxSetFlags(dev: c_int, flags: c_uint);
@@ -411,7 +413,7 @@ macro_rules! for_each_c_call {
             0x1048 @3020 hand fn cuCtxCreate_v2(pctx: *mut Handle, flags: c_uint, dev: c_int);
             0x1049 @11040 hand fn cuCtxCreate_v3(pctx: *mut Handle, params_array: *mut c_void, num_params: c_int, flags: c_uint, dev: c_int);
             0x104a @12050 hand fn cuCtxCreate_v4(pctx: *mut Handle, ctx_create_params: *mut c_void, flags: c_uint, dev: c_int);
-            0x104b @4000 hand fn cuCtxDestroy_v2(ctx: Handle);
+            0x104b @4000 scalar fn cuCtxDestroy_v2(ctx: Handle);
             0x104c @2000 hand fn cuCtxDestroy(ctx: Handle);
             0x104d @2000 hand fn cuCtxAttach(pctx: *mut Handle, flags: c_uint);
             0x104e @2000 hand fn cuCtxDetach(ctx: Handle);
@@ -427,13 +429,13 @@ macro_rules! for_each_c_call {
             0x1058 @12010 local fn cuCtxSetFlags(flags: c_uint);
             0x1059 @12000 local fn cuCtxGetId(ctx: Handle, ctx_id: *mut u64);
             0x105a @3020 local fn cuCtxGetApiVersion(ctx: Handle, version: *mut c_uint);
-            0x105b @2000 hand fn cuCtxSynchronize();
+            0x105b @2000 scalar fn cuCtxSynchronize();
             0x105c @13000 hand fn cuCtxSynchronize_v2(ctx: Handle);
             0x105d @3010 forward fn cuCtxGetLimit(pvalue: *mut usize, limit: c_uint)
                 => context_limit(limit: limit) -> (value: pvalue);
             0x105e @3010 forward fn cuCtxSetLimit(limit: c_uint, value: usize)
                 => context_set_limit(limit: limit, value: value) -> ();
-            0x105f @5050 hand fn cuCtxGetStreamPriorityRange(least_priority: *mut c_int, greatest_priority: *mut c_int);
+            0x105f @5050 scalar fn cuCtxGetStreamPriorityRange(least_priority: *mut c_int, greatest_priority: *mut c_int);
             0x1060 @3020 local fn cuCtxGetCacheConfig(pconfig: *mut c_uint);
             0x1061 @3020 local fn cuCtxSetCacheConfig(config: c_uint);
             0x1062 @4020 local fn cuCtxGetSharedMemConfig(p_config: *mut c_uint);
@@ -448,35 +450,35 @@ macro_rules! for_each_c_call {
             0x1081 @2000 hand fn cuModuleLoadData(module: *mut Handle, image: *const c_void);
             0x1082 @2010 hand fn cuModuleLoadDataEx(module: *mut Handle, image: *const c_void, num_options: c_uint, options: *mut c_uint, option_values: *mut *mut c_void);
             0x1083 @2000 hand fn cuModuleLoadFatBinary(module: *mut Handle, fat_cubin: *const c_void);
-            0x1084 @2000 hand fn cuModuleUnload(hmod: Handle);
+            0x1084 @2000 scalar fn cuModuleUnload(hmod: Handle);
             0x1085 @2000 hand fn cuModuleGetFunction(hfunc: *mut Handle, hmod: Handle, name: *const c_char);
-            0x1086 @12040 hand fn cuModuleGetFunctionCount(count: *mut c_uint, hmod: Handle);
+            0x1086 @12040 scalar fn cuModuleGetFunctionCount(count: *mut c_uint, hmod: Handle);
             0x1087 @12040 hand fn cuModuleEnumerateFunctions(functions: *mut Handle, num_functions: c_uint, hmod: Handle);
             0x1088 @3020 hand fn cuModuleGetGlobal_v2(dptr: *mut u64, bytes: *mut usize, hmod: Handle, name: *const c_char);
             0x1089 @11070 local fn cuModuleGetLoadingMode(mode: *mut c_uint);
             0x108a @12000 hand fn cuLibraryLoadData(library: *mut Handle, code: *const c_void, jit_options: *mut c_uint, jit_options_values: *mut *mut c_void, num_jit_options: c_uint, library_options: *mut c_uint, library_option_values: *mut *mut c_void, num_library_options: c_uint);
             0x108b @12000 hand fn cuLibraryLoadFromFile(library: *mut Handle, file_name: *const c_char, jit_options: *mut c_uint, jit_options_values: *mut *mut c_void, num_jit_options: c_uint, library_options: *mut c_uint, library_option_values: *mut *mut c_void, num_library_options: c_uint);
-            0x108c @12000 hand fn cuLibraryUnload(library: Handle);
+            0x108c @12000 scalar fn cuLibraryUnload(library: Handle);
             0x108d @12000 hand fn cuLibraryGetKernel(p_kernel: *mut Handle, library: Handle, name: *const c_char);
-            0x108e @12040 hand fn cuLibraryGetKernelCount(count: *mut c_uint, lib: Handle);
+            0x108e @12040 scalar fn cuLibraryGetKernelCount(count: *mut c_uint, lib: Handle);
             0x108f @12040 hand fn cuLibraryEnumerateKernels(kernels: *mut Handle, num_kernels: c_uint, lib: Handle);
-            0x1090 @12000 hand fn cuLibraryGetModule(p_mod: *mut Handle, library: Handle);
+            0x1090 @12000 scalar fn cuLibraryGetModule(p_mod: *mut Handle, library: Handle);
             0x1091 @12000 hand fn cuLibraryGetGlobal(dptr: *mut u64, bytes: *mut usize, library: Handle, name: *const c_char);
             0x1092 @12000 hand fn cuKernelGetFunction(p_func: *mut Handle, kernel: Handle);
             0x1093 @12050 hand fn cuKernelGetLibrary(p_lib: *mut Handle, kernel: Handle);
-            0x1094 @12000 hand fn cuKernelGetAttribute(pi: *mut c_int, attrib: c_uint, kernel: Handle, dev: c_int);
-            0x1095 @12000 hand fn cuKernelSetAttribute(attrib: c_uint, val: c_int, kernel: Handle, dev: c_int);
+            0x1094 @12000 scalar fn cuKernelGetAttribute(pi: *mut c_int, attrib: c_uint, kernel: Handle, dev: c_int);
+            0x1095 @12000 scalar fn cuKernelSetAttribute(attrib: c_uint, val: c_int, kernel: Handle, dev: c_int);
             0x1096 @12000 hand fn cuKernelSetCacheConfig(kernel: Handle, config: c_uint, dev: c_int);
             0x1097 @12030 hand fn cuKernelGetName(name: *mut *const c_char, hfunc: Handle);
-            0x1098 @12040 hand fn cuKernelGetParamInfo(kernel: Handle, param_index: usize, param_offset: *mut usize, param_size: *mut usize);
+            0x1098 @12040 scalar fn cuKernelGetParamInfo(kernel: Handle, param_index: usize, param_offset: *mut usize, param_size: *mut usize);
             0x1099 @13020 hand fn cuKernelGetParamCount(kernel: Handle, param_count: *mut usize);
-            0x109a @2020 hand fn cuFuncGetAttribute(pi: *mut c_int, attrib: c_uint, hfunc: Handle);
-            0x109b @9000 hand fn cuFuncSetAttribute(hfunc: Handle, attrib: c_uint, value: c_int);
+            0x109a @2020 scalar fn cuFuncGetAttribute(pi: *mut c_int, attrib: c_uint, hfunc: Handle);
+            0x109b @9000 scalar fn cuFuncSetAttribute(hfunc: Handle, attrib: c_uint, value: c_int);
             0x109c @3000 hand fn cuFuncSetCacheConfig(hfunc: Handle, config: c_uint);
             0x109d @4020 hand fn cuFuncSetSharedMemConfig(hfunc: Handle, config: c_uint);
             0x109e @11000 hand fn cuFuncGetModule(hmod: *mut Handle, hfunc: Handle);
             0x109f @12030 hand fn cuFuncGetName(name: *mut *const c_char, hfunc: Handle);
-            0x10a0 @12040 hand fn cuFuncGetParamInfo(func: Handle, param_index: usize, param_offset: *mut usize, param_size: *mut usize);
+            0x10a0 @12040 scalar fn cuFuncGetParamInfo(func: Handle, param_index: usize, param_offset: *mut usize, param_size: *mut usize);
             0x10a1 @13020 hand fn cuFuncGetParamCount(func: Handle, param_count: *mut usize);
             0x10a2 @12040 hand fn cuFuncIsLoaded(state: *mut c_uint, function: Handle);
             0x10a3 @12040 hand fn cuFuncLoad(function: Handle);
@@ -581,12 +583,12 @@ macro_rules! for_each_c_call {
 
             // streams
             0x1130 @2000 hand fn cuStreamCreate(ph_stream: *mut Handle, flags: c_uint);
-            0x1131 @5050 hand fn cuStreamCreateWithPriority(ph_stream: *mut Handle, flags: c_uint, priority: c_int);
-            0x1132 @4000 hand fn cuStreamDestroy_v2(h_stream: Handle);
+            0x1131 @5050 scalar fn cuStreamCreateWithPriority(ph_stream: *mut Handle, flags: c_uint, priority: c_int);
+            0x1132 @4000 scalar fn cuStreamDestroy_v2(h_stream: Handle);
             0x1133 @2000 hand fn cuStreamDestroy(h_stream: Handle);
-            0x1134 @2000 hand fn cuStreamSynchronize(h_stream: Handle) also cuStreamSynchronize_ptsz;
+            0x1134 @2000 scalar fn cuStreamSynchronize(h_stream: Handle) also cuStreamSynchronize_ptsz;
             0x1135 @2000 hand fn cuStreamQuery(h_stream: Handle) also cuStreamQuery_ptsz;
-            0x1136 @3020 hand fn cuStreamWaitEvent(h_stream: Handle, h_event: Handle, flags: c_uint) also cuStreamWaitEvent_ptsz;
+            0x1136 @3020 scalar fn cuStreamWaitEvent(h_stream: Handle, h_event: Handle, flags: c_uint) also cuStreamWaitEvent_ptsz;
             0x1137 @5050 local fn cuStreamGetFlags(h_stream: Handle, flags: *mut c_uint) also cuStreamGetFlags_ptsz;
             0x1138 @5050 local fn cuStreamGetPriority(h_stream: Handle, priority: *mut c_int) also cuStreamGetPriority_ptsz;
             0x1139 @9020 local fn cuStreamGetCtx(h_stream: Handle, pctx: *mut Handle) also cuStreamGetCtx_ptsz;
@@ -610,20 +612,20 @@ macro_rules! for_each_c_call {
             0x114a @5000 hand fn cuStreamAddCallback(h_stream: Handle, callback: Option<StreamCallback>, user_data: *mut c_void, flags: c_uint) also cuStreamAddCallback_ptsz;
 
             // events
-            0x1150 @2000 hand fn cuEventCreate(ph_event: *mut Handle, flags: c_uint);
-            0x1151 @4000 hand fn cuEventDestroy_v2(h_event: Handle);
+            0x1150 @2000 scalar fn cuEventCreate(ph_event: *mut Handle, flags: c_uint);
+            0x1151 @4000 scalar fn cuEventDestroy_v2(h_event: Handle);
             0x1152 @2000 hand fn cuEventDestroy(h_event: Handle);
-            0x1153 @2000 hand fn cuEventRecord(h_event: Handle, h_stream: Handle) also cuEventRecord_ptsz;
+            0x1153 @2000 scalar fn cuEventRecord(h_event: Handle, h_stream: Handle) also cuEventRecord_ptsz;
             0x1154 @11010 hand fn cuEventRecordWithFlags(h_event: Handle, h_stream: Handle, flags: c_uint) also cuEventRecordWithFlags_ptsz;
             0x1155 @2000 hand fn cuEventQuery(h_event: Handle);
-            0x1156 @2000 hand fn cuEventSynchronize(h_event: Handle);
+            0x1156 @2000 scalar fn cuEventSynchronize(h_event: Handle);
             0x1157 @2000 hand fn cuEventElapsedTime(p_milliseconds: *mut f32, h_start: Handle, h_end: Handle);
             0x1158 @12080 hand fn cuEventElapsedTime_v2(p_milliseconds: *mut f32, h_start: Handle, h_end: Handle);
 
             // virtual memory; `driver`: used by the worker on the driver, a guest gets CUDA_ERROR_NOT_SUPPORTED
             0x1170 @10020 hand fn cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const c_void, option: c_uint);
             0x1171 @10020 hand fn cuMemCreate(handle: *mut Handle, size: usize, prop: *const c_void, flags: u64);
-            0x1172 @10020 hand fn cuMemRelease(handle: Handle);
+            0x1172 @10020 scalar fn cuMemRelease(handle: Handle);
             0x1173 @10020 hand fn cuMemAddressReserve(ptr: *mut u64, size: usize, alignment: usize, addr: u64, flags: u64);
             0x1174 @10020 hand fn cuMemAddressFree(ptr: u64, size: usize);
             0x1175 @10020 hand fn cuMemMap(ptr: u64, size: usize, offset: usize, handle: Handle, flags: u64);
@@ -745,7 +747,7 @@ macro_rules! for_each_c_call {
             0x11ee @10000 hand fn cuGraphInstantiate(place: *mut Handle, graph: Handle, node: *mut Handle, text: *mut c_char, room: usize);
             0x11ef @11000 hand fn cuGraphInstantiate_v2(place: *mut Handle, graph: Handle, node: *mut Handle, text: *mut c_char, room: usize);
             0x11f0 @11040 hand fn cuGraphInstantiateWithFlags(place: *mut Handle, graph: Handle, flags: u64);
-            0x11f1 @10000 hand fn cuGraphExecDestroy(executable: Handle);
+            0x11f1 @10000 scalar fn cuGraphExecDestroy(executable: Handle);
             0x11f2 @12000 local fn cuGraphExecGetFlags(executable: Handle, flags: *mut u64);
             0x11f3 @13010 local fn cuGraphExecGetId(executable: Handle, id: *mut c_uint);
             0x11f4 @10010 hand fn cuGraphExecKernelNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void);
@@ -753,12 +755,12 @@ macro_rules! for_each_c_call {
             0x11f6 @10020 hand fn cuGraphExecMemcpyNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void, context: Handle);
             0x11f7 @10020 hand fn cuGraphExecMemsetNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void, context: Handle);
             0x11f8 @10020 hand fn cuGraphExecHostNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void);
-            0x11f9 @11010 hand fn cuGraphExecChildGraphNodeSetParams(executable: Handle, node: Handle, child: Handle);
+            0x11f9 @11010 scalar fn cuGraphExecChildGraphNodeSetParams(executable: Handle, node: Handle, child: Handle);
             0x11fa @11010 hand fn cuGraphExecEventRecordNodeSetEvent(executable: Handle, node: Handle, event: Handle);
             0x11fb @11010 hand fn cuGraphExecEventWaitNodeSetEvent(executable: Handle, node: Handle, event: Handle);
             0x11fc @11070 hand fn cuGraphExecBatchMemOpNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void);
             0x11fd @12020 hand fn cuGraphExecNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void);
-            0x11fe @11060 hand fn cuGraphNodeSetEnabled(executable: Handle, node: Handle, enabled: c_uint);
+            0x11fe @11060 scalar fn cuGraphNodeSetEnabled(executable: Handle, node: Handle, enabled: c_uint);
             0x11ff @11060 local fn cuGraphNodeGetEnabled(executable: Handle, node: Handle, enabled: *mut c_uint);
             0x1200 @10020 hand fn cuGraphExecUpdate(executable: Handle, graph: Handle, node: *mut Handle, result: *mut c_uint);
             0x1201 @12000 hand fn cuGraphExecUpdate_v2(executable: Handle, graph: Handle, result: *mut c_void);
@@ -768,7 +770,7 @@ macro_rules! for_each_c_call {
             0x1205 @11030 local fn cuGraphRetainUserObject(graph: Handle, object: Handle, count: c_uint, flags: c_uint);
             0x1206 @11030 local fn cuGraphReleaseUserObject(graph: Handle, object: Handle, count: c_uint);
             0x1207 @12000 hand fn cuGraphInstantiateWithParams(place: *mut Handle, graph: Handle, parameters: *mut c_void) also cuGraphInstantiateWithParams_ptsz;
-            0x1208 @10000 hand fn cuGraphLaunch(executable: Handle, stream: Handle) also cuGraphLaunch_ptsz;
+            0x1208 @10000 scalar fn cuGraphLaunch(executable: Handle, stream: Handle) also cuGraphLaunch_ptsz;
             0x1209 @11010 hand fn cuGraphUpload(executable: Handle, stream: Handle) also cuGraphUpload_ptsz;
             0x120a @11040 local fn cuGraphMemAllocNodeGetParams(node: Handle, parameters: *mut c_void);
             0x120b @11040 local fn cuGraphMemFreeNodeGetParams(node: Handle, address: *mut u64);
@@ -786,15 +788,15 @@ macro_rules! for_each_c_call {
             // arrays
             0x1260 @3020 hand fn cuArrayCreate_v2(array: *mut Handle, descriptor: *const c_void);
             0x1261 @3020 hand fn cuArray3DCreate_v2(array: *mut Handle, descriptor: *const c_void);
-            0x1262 @2000 hand fn cuArrayDestroy(array: Handle);
+            0x1262 @2000 scalar fn cuArrayDestroy(array: Handle);
             0x1263 @3020 hand fn cuArrayGetDescriptor_v2(descriptor: *mut c_void, array: Handle);
             0x1264 @3020 hand fn cuArray3DGetDescriptor_v2(descriptor: *mut c_void, array: Handle);
             0x1265 @11010 hand fn cuArrayGetSparseProperties(properties: *mut c_void, array: Handle);
             0x1266 @11060 hand fn cuArrayGetMemoryRequirements(requirements: *mut c_void, array: Handle, device: c_int);
             0x1267 @11020 hand fn cuArrayGetPlane(plane_array: *mut Handle, array: Handle, plane: c_uint);
             0x1268 @5000 hand fn cuMipmappedArrayCreate(array: *mut Handle, descriptor: *const c_void, levels: c_uint);
-            0x1269 @5000 hand fn cuMipmappedArrayGetLevel(level_array: *mut Handle, array: Handle, level: c_uint);
-            0x126a @5000 hand fn cuMipmappedArrayDestroy(array: Handle);
+            0x1269 @5000 scalar fn cuMipmappedArrayGetLevel(level_array: *mut Handle, array: Handle, level: c_uint);
+            0x126a @5000 scalar fn cuMipmappedArrayDestroy(array: Handle);
             0x126b @11010 hand fn cuMipmappedArrayGetSparseProperties(properties: *mut c_void, array: Handle);
             0x126c @11060 hand fn cuMipmappedArrayGetMemoryRequirements(requirements: *mut c_void, array: Handle, device: c_int);
 
@@ -809,12 +811,12 @@ macro_rules! for_each_c_call {
 
             // texture and surface objects
             0x1280 @5000 hand fn cuTexObjectCreate(texture: *mut u64, resource: *const c_void, sampling: *const c_void, view: *const c_void);
-            0x1281 @5000 hand fn cuTexObjectDestroy(texture: u64);
+            0x1281 @5000 scalar fn cuTexObjectDestroy(texture: u64);
             0x1282 @5000 hand fn cuTexObjectGetResourceDesc(resource: *mut c_void, texture: u64);
             0x1283 @5000 hand fn cuTexObjectGetTextureDesc(sampling: *mut c_void, texture: u64);
             0x1284 @5000 hand fn cuTexObjectGetResourceViewDesc(view: *mut c_void, texture: u64);
             0x1285 @5000 hand fn cuSurfObjectCreate(surface: *mut u64, resource: *const c_void);
-            0x1286 @5000 hand fn cuSurfObjectDestroy(surface: u64);
+            0x1286 @5000 scalar fn cuSurfObjectDestroy(surface: u64);
             0x1287 @5000 hand fn cuSurfObjectGetResourceDesc(resource: *mut c_void, surface: u64);
 
             // texture and surface references
@@ -849,7 +851,7 @@ macro_rules! for_each_c_call {
             0x12ac @5000 hand fn cuTexRefGetMaxAnisotropy(most: *mut c_int, reference: Handle);
             0x12ad @8000 hand fn cuTexRefGetBorderColor(color: *mut f32, reference: Handle);
             0x12ae @2000 hand fn cuTexRefGetFlags(flags: *mut c_uint, reference: Handle);
-            0x12af @3000 hand fn cuSurfRefSetArray(reference: Handle, array: Handle, flags: c_uint);
+            0x12af @3000 scalar fn cuSurfRefSetArray(reference: Handle, array: Handle, flags: c_uint);
             0x12b0 @3000 hand fn cuSurfRefGetArray(array: *mut Handle, reference: Handle);
 
             // values in memory
@@ -863,12 +865,12 @@ macro_rules! for_each_c_call {
             0x1437 @11070 hand fn cuStreamBatchMemOp_v2(h_stream: Handle, count: c_uint, params: *const c_void, flags: c_uint) also cuStreamBatchMemOp_v2_ptsz;
 
             // events of contexts
-            0x1438 @12050 hand fn cuCtxRecordEvent(h_ctx: Handle, h_event: Handle);
+            0x1438 @12050 scalar fn cuCtxRecordEvent(h_ctx: Handle, h_event: Handle);
             0x1439 @12050 hand fn cuCtxWaitEvent(h_ctx: Handle, h_event: Handle);
 
             // peers and places of memory
-            0x143a @4000 hand fn cuCtxEnablePeerAccess(peer_context: Handle, flags: c_uint);
-            0x143b @4000 hand fn cuCtxDisablePeerAccess(peer_context: Handle);
+            0x143a @4000 scalar fn cuCtxEnablePeerAccess(peer_context: Handle, flags: c_uint);
+            0x143b @4000 scalar fn cuCtxDisablePeerAccess(peer_context: Handle);
             0x143c @13040 local fn cuMemGetLocationInfo(ptr: u64, size: usize, summary_granularity: usize, sampling_granularity: usize, location_out: *mut c_void);
             0x143d @13050 hand fn cuTensorMapSetAllocationClass(tensor_map: *mut c_void, alloc_class: c_uint, out_alloc_class: *mut c_uint);
 
@@ -890,10 +892,10 @@ macro_rules! for_each_c_call {
             0x1464 @12040 hand fn cuDevSmResourceSplitByCount(result: *mut c_void, nb_groups: *mut c_uint, input: *const c_void, remainder: *mut c_void, flags: c_uint, min_count: c_uint);
             0x1465 @13010 hand fn cuDevSmResourceSplit(result: *mut c_void, nb_groups: c_uint, input: *const c_void, remainder: *mut c_void, flags: c_uint, group_params: *mut c_void);
             0x1466 @12040 hand fn cuDevResourceGenerateDesc(ph_desc: *mut Handle, resources: *mut c_void, nb_resources: c_uint);
-            0x1467 @12040 hand fn cuGreenCtxCreate(ph_ctx: *mut Handle, desc: Handle, dev: c_int, flags: c_uint);
-            0x1468 @12040 hand fn cuGreenCtxDestroy(h_ctx: Handle);
+            0x1467 @12040 scalar fn cuGreenCtxCreate(ph_ctx: *mut Handle, desc: Handle, dev: c_int, flags: c_uint);
+            0x1468 @12040 scalar fn cuGreenCtxDestroy(h_ctx: Handle);
             0x1469 @12040 local fn cuCtxFromGreenCtx(p_context: *mut Handle, h_ctx: Handle);
-            0x146a @12050 hand fn cuGreenCtxStreamCreate(ph_stream: *mut Handle, green_ctx: Handle, flags: c_uint, priority: c_int);
+            0x146a @12050 scalar fn cuGreenCtxStreamCreate(ph_stream: *mut Handle, green_ctx: Handle, flags: c_uint, priority: c_int);
             0x146b @12040 hand fn cuGreenCtxRecordEvent(h_ctx: Handle, h_event: Handle);
             0x146c @12040 hand fn cuGreenCtxWaitEvent(h_ctx: Handle, h_event: Handle);
             0x146d @12040 local fn cuStreamGetGreenCtx(h_stream: Handle, ph_ctx: *mut Handle);
@@ -942,7 +944,7 @@ pub struct CRow {
     pub id: u16,
     /// CUDA version in which the symbol appeared (11040 = 11.4).
     pub since: u32,
-    /// `local`, `hand`, `forward`, `contextless` or `driver`.
+    /// `local`, `hand`, `scalar`, `forward`, `contextless` or `driver`.
     pub class: &'static str,
     /// The exported symbol.
     pub name: &'static str,

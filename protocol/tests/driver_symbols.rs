@@ -60,7 +60,7 @@ fn no_symbol_is_served_twice() {
             assert!(seen.insert(*name), "{name} stands in the table twice");
         }
         assert!(
-            ["local", "hand", "forward", "contextless", "driver"].contains(&row.class),
+            ["local", "hand", "scalar", "forward", "contextless", "driver"].contains(&row.class),
             "{}: {}",
             row.name,
             row.class

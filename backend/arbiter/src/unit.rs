@@ -114,9 +114,10 @@ impl OpenUnit {
             .map_err(failed("cuDevicePrimaryCtxRetain"))?;
         driver.set_current(context).map_err(failed("cuCtxSetCurrent"))?;
         let context_bytes = measure_context(&driver, device, context)?;
-        let least = driver.priorities().map_or(0, |(least, _)| least);
-        let stream =
-            driver.stream_create(NON_BLOCKING, least).map_err(failed("cuStreamCreateWithPriority"))?;
+        let least = driver.cuCtxGetStreamPriorityRange().map_or(0, |(least, _)| least);
+        let stream = driver
+            .cuStreamCreateWithPriority(NON_BLOCKING, least)
+            .map_err(failed("cuStreamCreateWithPriority"))?;
         // Twice the device's memory: chunks of different sizes come and go.
         let (_, total) = driver.memory_info().map_err(failed("cuMemGetInfo"))?;
         let bytes = total.saturating_mul(2).next_multiple_of(Class::ALL[0].bytes());
@@ -203,7 +204,7 @@ impl OpenUnit {
         match mapped {
             Ok(()) => Ok(Piece { handle, address, class }),
             Err(failed) => {
-                if let Err(code) = self.driver.chunk_release(handle) {
+                if let Err(code) = self.driver.cuMemRelease(handle) {
                     tracing::error!(code, "cannot release a chunk");
                 }
                 Err(failed)
@@ -219,7 +220,7 @@ impl OpenUnit {
         let bytes = piece.class.bytes();
         self.driver.unmap(piece.address, bytes)?;
         self.space.give(piece.address, bytes);
-        self.driver.chunk_release(piece.handle)
+        self.driver.cuMemRelease(piece.handle)
     }
 
     /// Makes chunks of the free memory, leaves `leave` bytes free, and makes no more than `most` bytes.
@@ -306,7 +307,7 @@ impl OpenUnit {
     /// # Errors
     /// The driver's error code.
     pub fn wait(&self) -> Result<(), Code> {
-        self.driver.stream_synchronize(self.stream)
+        self.driver.cuStreamSynchronize(self.stream)
     }
 
     /// Reads chunks back. Returns for each if all bytes that were read are zero.
@@ -426,7 +427,7 @@ fn measure_context(driver: &Driver, device: i32, own: Handle) -> Result<u64, Uni
     let second = |free: u64| -> Result<u64, UnitError> {
         let second = with_memory(|| driver.context_create(device, 0)).map_err(failed("cuCtxCreate"))?;
         let after = read()?.0;
-        driver.context_destroy(second).map_err(failed("cuCtxDestroy"))?;
+        driver.cuCtxDestroy_v2(second).map_err(failed("cuCtxDestroy"))?;
         driver.set_current(own).map_err(failed("cuCtxSetCurrent"))?;
         Ok(free.saturating_sub(after))
     };

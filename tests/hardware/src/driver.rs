@@ -185,7 +185,7 @@ impl Cuda {
 
     /// Waits for the work of the default stream.
     pub(crate) fn synchronize(&self) -> Answer {
-        self.ask("cuStreamSynchronize", |driver| driver.stream_synchronize(0))
+        self.ask("cuStreamSynchronize", |driver| driver.cuStreamSynchronize(0))
     }
 
     /// `cuStreamWriteValue32_v2` with flags.

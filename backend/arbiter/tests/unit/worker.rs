@@ -319,7 +319,7 @@ impl Played {
         let driver = self.driver();
         driver.unmap(chunk.address, chunk.bytes).unwrap();
         driver.address_free(chunk.address, chunk.bytes).unwrap();
-        driver.chunk_release(chunk.handle).unwrap();
+        driver.cuMemRelease(chunk.handle).unwrap();
     }
 
     fn fill(&self, chunks: impl Iterator<Item = (u64, u64)>, tag: u32) {
@@ -329,7 +329,7 @@ impl Played {
             let all = unsafe { DeviceRange::new(address, bytes) };
             self.driver().memset(all, 4, tag, rows, 0).unwrap();
         }
-        self.driver().stream_synchronize(0).unwrap();
+        self.driver().cuStreamSynchronize(0).unwrap();
     }
 
     /// Counts the words that are `tag`, and those that are not zero.
@@ -344,7 +344,7 @@ impl Played {
                 // SAFETY: a mapping of this process.
                 let from = unsafe { DeviceRange::new(chunk.address + at, bytes) };
                 self.driver().memcpy_dtoh(to, from, 0).unwrap();
-                self.driver().stream_synchronize(0).unwrap();
+                self.driver().cuStreamSynchronize(0).unwrap();
                 for word in buffer.as_chunks::<4>().0 {
                     let word = u32::from_le_bytes(*word);
                     hits += u64::from(word == tag);

@@ -16,11 +16,6 @@ impl Driver {
         Ok(context)
     }
 
-    /// `cuDevicePrimaryCtxRelease_v2`.
-    pub fn primary_release(&self, device: c_int) -> Result<()> {
-        call!(self.cuDevicePrimaryCtxRelease_v2(device))
-    }
-
     /// `cuCtxCreate_v2`.
     pub fn context_create(&self, device: c_int, flags: u32) -> Result<Handle> {
         let mut context = 0;
@@ -33,30 +28,8 @@ impl Driver {
         Ok(context)
     }
 
-    /// `cuCtxDestroy_v2`.
-    pub fn context_destroy(&self, context: Handle) -> Result<()> {
-        call!(self.cuCtxDestroy_v2(context))
-    }
-
     /// `cuCtxSetCurrent`.
     pub fn set_current(&self, context: Handle) -> Result<()> {
         call!(self.cuCtxSetCurrent(context))
-    }
-
-    /// `cuCtxEnablePeerAccess`: lets the current context access the memory of another.
-    pub fn peer_enable(&self, peer: Handle) -> Result<()> {
-        call!(self.cuCtxEnablePeerAccess(peer, 0))
-    }
-
-    /// `cuCtxDisablePeerAccess`.
-    pub fn peer_disable(&self, peer: Handle) -> Result<()> {
-        call!(self.cuCtxDisablePeerAccess(peer))
-    }
-
-    /// `cuCtxGetStreamPriorityRange`.
-    pub fn priorities(&self) -> Result<(i32, i32)> {
-        let (mut least, mut greatest) = (0, 0);
-        call!(self.cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest))?;
-        Ok((least, greatest))
     }
 }

@@ -1,4 +1,4 @@
-//! The functions that a guest's call only forwards, generated from their rows in the table of C functions.
+//! The functions of handles and numbers, generated from their rows in the table of C functions.
 //!
 //! Each method has the name of its C function. A parameter that C code passes as a pointer is a result here.
 
@@ -7,6 +7,17 @@
 use super::Result;
 use crate::{Driver, Handle, code};
 use core::ffi::{c_int, c_uint};
+
+/// The type of a handle or a number: no pointer and no function may be an argument of a method that is safe.
+trait Number {}
+impl Number for u64 {}
+impl Number for usize {}
+impl Number for c_int {}
+impl Number for c_uint {}
+
+fn number<T: Number>(argument: impl TryInto<T>) -> Result<T> {
+    argument.try_into().map_err(|_| code::INVALID_VALUE)
+}
 
 macro_rules! functions {
     ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident $parameters:tt
@@ -18,6 +29,7 @@ macro_rules! functions {
 }
 
 macro_rules! function {
+    (scalar $name:ident ($($parameters:tt)*)) => { method!($name [] [] [] $($parameters)*); };
     (forward $name:ident ($($parameters:tt)*)) => { method!($name [] [] [] $($parameters)*); };
     (contextless $name:ident ($($parameters:tt)*)) => { method!($name [] [] [] $($parameters)*); };
     ($other:ident $name:ident $parameters:tt) => {};
@@ -34,7 +46,7 @@ macro_rules! method {
     ($name:ident [$($in:ident: $from:ty,)*] [$($out:ident: $result:ty,)*] [$($argument:expr,)*]) => {
         #[doc = concat!("`", stringify!($name), "`.")]
         pub fn $name(&self, $($in: impl TryInto<$from>),*) -> Result<($($result),*)> {
-            $(let $in: $from = $in.try_into().map_err(|_| code::INVALID_VALUE)?;)*
+            $(let $in: $from = number($in)?;)*
             $(let mut $out: $result = 0;)*
             call!(self.$name($($argument),*))?;
             Ok(($($out),*))

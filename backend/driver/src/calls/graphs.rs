@@ -379,16 +379,6 @@ impl Driver {
         }
     }
 
-    /// `cuGraphExecChildGraphNodeSetParams`: replaces the work of the graph inside a node by that of another.
-    pub fn graph_set_child(&self, executable: Handle, node: Handle, graph: Handle) -> Result<()> {
-        call!(self.cuGraphExecChildGraphNodeSetParams(executable, node, graph))
-    }
-
-    /// `cuGraphNodeSetEnabled`.
-    pub fn graph_set_enabled(&self, executable: Handle, node: Handle, enabled: bool) -> Result<()> {
-        call!(self.cuGraphNodeSetEnabled(executable, node, enabled.into()))
-    }
-
     /// `cuGraphExecUpdate_v2`: replaces the work of all nodes by that of a graph.
     ///
     /// # Errors
@@ -401,16 +391,6 @@ impl Driver {
         let mut result = UpdateResult { result: 0, error_node: 0, error_from: 0 };
         call!(self.cuGraphExecUpdate_v2(executable, graph, out(&mut result)))
             .map_err(|failed| (failed, result.error_node))
-    }
-
-    /// `cuGraphLaunch`.
-    pub fn graph_launch(&self, executable: Handle, stream: Handle) -> Result<()> {
-        call!(self.cuGraphLaunch(executable, stream))
-    }
-
-    /// `cuGraphExecDestroy`: work that was launched still completes.
-    pub fn graph_executable_destroy(&self, executable: Handle) -> Result<()> {
-        call!(self.cuGraphExecDestroy(executable))
     }
 }
 

@@ -171,29 +171,12 @@ impl Driver {
         Ok(handle)
     }
 
-    /// `cuArrayDestroy`.
-    pub fn array_destroy(&self, array: Handle) -> Result<()> {
-        call!(self.cuArrayDestroy(array))
-    }
-
     /// `cuMipmappedArrayCreate`.
     pub fn mipmapped_array_create(&self, array: &ArrayExtent, levels: u32) -> Result<Handle> {
         let mut handle = 0;
         let descriptor = array.descriptor();
         call!(self.cuMipmappedArrayCreate(&raw mut handle, input(&descriptor), levels))?;
         Ok(handle)
-    }
-
-    /// `cuMipmappedArrayGetLevel`.
-    pub fn mipmapped_array_level(&self, whole: Handle, level: u32) -> Result<Handle> {
-        let mut handle = 0;
-        call!(self.cuMipmappedArrayGetLevel(&raw mut handle, whole, level))?;
-        Ok(handle)
-    }
-
-    /// `cuMipmappedArrayDestroy`.
-    pub fn mipmapped_array_destroy(&self, whole: Handle) -> Result<()> {
-        call!(self.cuMipmappedArrayDestroy(whole))
     }
 
     /// `cuMemcpy3DAsync_v2`.
@@ -246,22 +229,12 @@ impl Driver {
         Ok(object)
     }
 
-    /// `cuTexObjectDestroy`.
-    pub fn texture_destroy(&self, texture: u64) -> Result<()> {
-        call!(self.cuTexObjectDestroy(texture))
-    }
-
     /// `cuSurfObjectCreate`.
     pub fn surface_create(&self, array: Handle) -> Result<u64> {
         let mut object = 0;
         let resource = ImageMemory::Array(array).descriptor();
         call!(self.cuSurfObjectCreate(&raw mut object, input(&resource)))?;
         Ok(object)
-    }
-
-    /// `cuSurfObjectDestroy`.
-    pub fn surface_destroy(&self, surface: u64) -> Result<()> {
-        call!(self.cuSurfObjectDestroy(surface))
     }
 
     /// `cuModuleGetTexRef`.
@@ -321,10 +294,5 @@ impl Driver {
                 call!(self.cuTexRefSetAddress2D_v3(reference, input(&rows), address, pitch))
             }
         }
-    }
-
-    /// `cuSurfRefSetArray`.
-    pub fn surface_reference_bind(&self, reference: Handle, array: Handle) -> Result<()> {
-        call!(self.cuSurfRefSetArray(reference, array, 0))
     }
 }

@@ -129,11 +129,6 @@ impl Driver {
         Ok(handle)
     }
 
-    /// `cuMemRelease`.
-    pub fn chunk_release(&self, handle: Handle) -> Result<()> {
-        call!(self.cuMemRelease(handle))
-    }
-
     /// `cuMemExportToShareableHandle`: a descriptor with which another process imports the chunk. The chunk lives as long as
     /// the descriptor, or a process that imported it.
     pub fn chunk_export(&self, handle: Handle) -> Result<OwnedFd> {

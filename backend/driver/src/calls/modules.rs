@@ -2,7 +2,7 @@
 
 use super::{CompilerOptions, LaunchArguments, Pointer, Result, input, packed, size};
 use crate::{Driver, Handle, LaunchAttribute, abi::LaunchConfig, code};
-use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::ffi::{c_char, c_uint, c_void};
 use std::ffi::{CStr, CString};
 
 impl Driver {
@@ -25,16 +25,6 @@ impl Driver {
         Ok(library)
     }
 
-    /// `cuModuleUnload`.
-    pub fn module_unload(&self, module: Handle) -> Result<()> {
-        call!(self.cuModuleUnload(module))
-    }
-
-    /// `cuLibraryUnload`.
-    pub fn library_unload(&self, library: Handle) -> Result<()> {
-        call!(self.cuLibraryUnload(library))
-    }
-
     /// `cuModuleGetFunction`.
     pub fn module_function(&self, module: Handle, name: &CStr) -> Result<Handle> {
         let mut function = 0;
@@ -47,13 +37,6 @@ impl Driver {
         let mut kernel = 0;
         call!(self.cuLibraryGetKernel(&raw mut kernel, library, name.as_ptr()))?;
         Ok(kernel)
-    }
-
-    /// `cuLibraryGetModule`: the library in the current context, loaded there if necessary.
-    pub fn library_module(&self, library: Handle) -> Result<Handle> {
-        let mut module = 0;
-        call!(self.cuLibraryGetModule(&raw mut module, library))?;
-        Ok(module)
     }
 
     /// `cuModuleGetGlobal_v2`.
@@ -100,20 +83,6 @@ impl Driver {
         Ok(Pointer { context, on_device: kind == DEVICE, managed: managed != 0, start, bytes })
     }
 
-    /// `cuModuleGetFunctionCount`.
-    pub fn module_function_count(&self, module: Handle) -> Result<u32> {
-        let mut count = 0;
-        call!(self.cuModuleGetFunctionCount(&raw mut count, module))?;
-        Ok(count)
-    }
-
-    /// `cuLibraryGetKernelCount`.
-    pub fn library_kernel_count(&self, library: Handle) -> Result<u32> {
-        let mut count = 0;
-        call!(self.cuLibraryGetKernelCount(&raw mut count, library))?;
-        Ok(count)
-    }
-
     /// The first functions of a module, up to the length of `into`.
     pub fn module_functions(&self, module: Handle, into: &mut [Handle]) -> Result<()> {
         let count = c_uint::try_from(into.len()).map_err(|_| code::INVALID_VALUE)?;
@@ -138,50 +107,6 @@ impl Driver {
         let mut name = core::ptr::null();
         call!(self.cuKernelGetName(&raw mut name, kernel))?;
         owned(name)
-    }
-
-    /// `cuFuncGetAttribute`.
-    pub fn function_attribute(&self, attribute: u32, function: Handle) -> Result<i32> {
-        let mut value = 0;
-        call!(self.cuFuncGetAttribute(&raw mut value, attribute, function))?;
-        Ok(value)
-    }
-
-    /// `cuKernelGetAttribute`.
-    pub fn kernel_attribute(&self, attribute: u32, kernel: Handle, device: c_int) -> Result<i32> {
-        let mut value = 0;
-        call!(self.cuKernelGetAttribute(&raw mut value, attribute, kernel, device))?;
-        Ok(value)
-    }
-
-    /// `cuFuncSetAttribute`.
-    pub fn set_function_attribute(&self, attribute: u32, value: i32, function: Handle) -> Result<()> {
-        call!(self.cuFuncSetAttribute(function, attribute, value))
-    }
-
-    /// `cuKernelSetAttribute`.
-    pub fn set_kernel_attribute(
-        &self,
-        attribute: u32,
-        value: i32,
-        kernel: Handle,
-        device: c_int,
-    ) -> Result<()> {
-        call!(self.cuKernelSetAttribute(attribute, value, kernel, device))
-    }
-
-    /// `cuFuncGetParamInfo`.
-    pub fn function_parameter(&self, function: Handle, index: usize) -> Result<(usize, usize)> {
-        let (mut offset, mut bytes) = (0, 0);
-        call!(self.cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes))?;
-        Ok((offset, bytes))
-    }
-
-    /// `cuKernelGetParamInfo`.
-    pub fn kernel_parameter(&self, kernel: Handle, index: usize) -> Result<(usize, usize)> {
-        let (mut offset, mut bytes) = (0, 0);
-        call!(self.cuKernelGetParamInfo(kernel, index, &raw mut offset, &raw mut bytes))?;
-        Ok((offset, bytes))
     }
 
     /// `cuOccupancyMaxPotentialBlockSizeWithFlags`.

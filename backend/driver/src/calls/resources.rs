@@ -3,7 +3,7 @@
 use super::{Result, input, out};
 use crate::{Driver, Handle, code};
 use core::ffi::{c_int, c_void};
-use sluice_cuda_abi::resources::{DEFAULT_STREAM, DevResource, GroupParameters, kind};
+use sluice_cuda_abi::resources::{DevResource, GroupParameters, kind};
 
 /// The results of a split: the groups, and the rest.
 pub(super) type Parts = (Vec<DevResource>, Option<DevResource>);
@@ -88,25 +88,5 @@ impl Driver {
         let mut descriptor = 0;
         call!(self.cuDevResourceGenerateDesc(&raw mut descriptor, list(resources), count))?;
         Ok(descriptor)
-    }
-
-    /// `cuGreenCtxCreate`, with a default stream: drivers before CUDA 13 make no green context without one.
-    pub fn green_create(&self, descriptor: Handle, device: c_int) -> Result<Handle> {
-        let mut green = 0;
-        call!(self.cuGreenCtxCreate(&raw mut green, descriptor, device, DEFAULT_STREAM))?;
-        Ok(green)
-    }
-
-    /// `cuGreenCtxDestroy`.
-    pub fn green_destroy(&self, green: Handle) -> Result<()> {
-        call!(self.cuGreenCtxDestroy(green))
-    }
-
-    /// `cuGreenCtxStreamCreate`.
-    pub fn green_stream_create(&self, green: Handle, priority: i32) -> Result<Handle> {
-        const NON_BLOCKING: u32 = 1;
-        let mut stream = 0;
-        call!(self.cuGreenCtxStreamCreate(&raw mut stream, green, NON_BLOCKING, priority))?;
-        Ok(stream)
     }
 }

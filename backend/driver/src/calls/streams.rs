@@ -20,36 +20,9 @@ pub(super) fn without_unwinding(function: impl FnOnce()) {
 }
 
 impl Driver {
-    /// `cuStreamCreateWithPriority`.
-    pub fn stream_create(&self, flags: u32, priority: i32) -> Result<Handle> {
-        let mut stream = 0;
-        call!(self.cuStreamCreateWithPriority(&raw mut stream, flags, priority))?;
-        Ok(stream)
-    }
-
-    /// `cuStreamDestroy_v2`.
-    pub fn stream_destroy(&self, stream: Handle) -> Result<()> {
-        call!(self.cuStreamDestroy_v2(stream))
-    }
-
     /// `cuStreamSetAttribute`; the value is a union of 64 bytes.
     pub fn stream_set_attribute(&self, stream: Handle, attribute: u32, value: &[u64; 8]) -> Result<()> {
         call!(self.cuStreamSetAttribute(stream, attribute, input(value)))
-    }
-
-    /// `cuStreamSynchronize`: waits until all work of the stream is complete.
-    pub fn stream_synchronize(&self, stream: Handle) -> Result<()> {
-        call!(self.cuStreamSynchronize(stream))
-    }
-
-    /// `cuCtxSynchronize`, for the current context.
-    pub fn context_synchronize(&self) -> Result<()> {
-        call!(self.cuCtxSynchronize())
-    }
-
-    /// `cuStreamWaitEvent`.
-    pub fn stream_wait(&self, stream: Handle, event: Handle) -> Result<()> {
-        call!(self.cuStreamWaitEvent(stream, event, 0))
     }
 
     /// `cuLaunchHostFunc`: the driver calls the function on a thread of its own once the stream's earlier work is complete, and holds
@@ -61,33 +34,6 @@ impl Driver {
             // SAFETY: the pointer made above. A driver that refuses the call never calls the function.
             drop(unsafe { Box::from_raw(data.cast::<F>()) });
         })
-    }
-
-    /// `cuEventCreate`.
-    pub fn event_create(&self, flags: u32) -> Result<Handle> {
-        let mut event = 0;
-        call!(self.cuEventCreate(&raw mut event, flags))?;
-        Ok(event)
-    }
-
-    /// `cuEventDestroy_v2`.
-    pub fn event_destroy(&self, event: Handle) -> Result<()> {
-        call!(self.cuEventDestroy_v2(event))
-    }
-
-    /// `cuEventRecord`.
-    pub fn event_record(&self, event: Handle, stream: Handle) -> Result<()> {
-        call!(self.cuEventRecord(event, stream))
-    }
-
-    /// `cuCtxRecordEvent`: records an event behind all work of a context.
-    pub fn context_record(&self, context: Handle, event: Handle) -> Result<()> {
-        call!(self.cuCtxRecordEvent(context, event))
-    }
-
-    /// `cuEventSynchronize`, for events that are reached; it waits for others.
-    pub fn event_synchronize(&self, event: Handle) -> Result<()> {
-        call!(self.cuEventSynchronize(event))
     }
 
     /// True if all work before the event's last recording is complete.

@@ -43,6 +43,8 @@ use sluice_protocol::{
 use sluice_runtime::limited;
 use std::{collections::HashSet, sync::Arc};
 
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
 /// The `CUdevice_attribute` for support of stream priorities.
 const STREAM_PRIORITIES_SUPPORTED: u32 = 78;
 /// The range of devices with priorities, for a guest that queries it before it has a context.
@@ -276,7 +278,7 @@ impl Inline for Dispatcher {
         if green.context != Some(context) || !self.is_free_for(args.stream.0, args.slot) {
             return Err(code::INVALID_VALUE);
         }
-        let handle = self.shared.driver.green_stream_create(green.handle, args.priority)?;
+        let handle = self.shared.driver.cuGreenCtxStreamCreate(green.handle, NON_BLOCKING, args.priority)?;
         let stream = objects::GuestStream { handle, slot: args.slot, context, green: Some(args.green) };
         self.streams.insert(args.stream.0, stream)?;
         let target = WorkTarget::new(args.slot, handle, &caller, StreamOrder::Apart);
@@ -289,13 +291,12 @@ impl Inline for Dispatcher {
         header: &Header,
         args: &wire::stream_create::Args,
     ) -> Served<wire::stream_create::Reply> {
-        const NON_BLOCKING: u32 = 1;
         let caller = self.enter(header)?;
         let context = caller.context;
         if !self.is_free_for(args.stream.0, args.slot) || args.flags & !NON_BLOCKING != 0 {
             return Err(code::INVALID_VALUE);
         }
-        let handle = self.shared.driver.stream_create(args.flags, args.priority)?;
+        let handle = self.shared.driver.cuStreamCreateWithPriority(args.flags, args.priority)?;
         let stream = objects::GuestStream { handle, slot: args.slot, context, green: None };
         self.streams.insert(args.stream.0, stream)?;
         let order = if args.flags & NON_BLOCKING == 0 { StreamOrder::Blocking } else { StreamOrder::Apart };
@@ -341,7 +342,7 @@ impl Inline for Dispatcher {
         if args.flags & !ALLOWED != 0 || !self.events.is_free(args.event.0) {
             return Err(code::INVALID_VALUE);
         }
-        let handle = self.shared.driver.event_create(args.flags)?;
+        let handle = self.shared.driver.cuEventCreate(args.flags)?;
         self.events.insert(args.event.0, objects::GuestEvent { handle, context: context.context })?;
         Ok(Some(wire::event_create::Reply {}))
     }
@@ -709,7 +710,7 @@ impl Dispatcher {
         }
         correct_dependent(&mut attributes.0);
         let prioritised = attributes.0[STREAM_PRIORITIES_SUPPORTED as usize] != 0;
-        let (least_priority, greatest_priority) = match driver.priorities() {
+        let (least_priority, greatest_priority) = match driver.cuCtxGetStreamPriorityRange() {
             Ok(range) => range,
             Err(_) if prioritised => PRIORITIES,
             Err(_) => (0, 0),

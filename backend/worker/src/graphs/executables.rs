@@ -377,7 +377,7 @@ struct OwnedExecutable {
 
 impl Drop for OwnedExecutable {
     fn drop(&mut self) {
-        if let Err(failed) = self.driver.graph_executable_destroy(self.handle) {
+        if let Err(failed) = self.driver.cuGraphExecDestroy(self.handle) {
             limited!(warn, code = failed, "cannot destroy an executable graph");
         }
     }
@@ -424,7 +424,7 @@ impl DriverExecutable {
             let OwnedExecutable { driver, handle } = &executable.owned;
             for known in nodes {
                 if !known.enabled {
-                    let disabled = driver.graph_set_enabled(*handle, known.node, false);
+                    let disabled = driver.cuGraphNodeSetEnabled(*handle, known.node, false);
                     disabled.map_err(|code| GraphRefusal::at(known.number, code))?;
                 }
                 known.lists().into_iter().try_for_each(|list| all(executable, list))?;
@@ -469,7 +469,9 @@ impl DriverExecutable {
             Ok(work) => driver.graph_set_work(*handle, node.node, &work)?,
             Err(Nested::Child(nodes)) => {
                 let inside = Built::new(driver, nodes)?;
-                driver.graph_set_child(*handle, node.node, inside.graph).map_err(partly)?;
+                driver
+                    .cuGraphExecChildGraphNodeSetParams(*handle, node.node, inside.graph)
+                    .map_err(partly)?;
                 if let BuiltInside::Child(nodes) = &mut node.inside {
                     adopt_copies(nodes, &inside.nodes);
                 }
@@ -478,7 +480,7 @@ impl DriverExecutable {
             Err(Nested::Conditional(_)) => return Err(code::NOT_SUPPORTED.into()),
         }
         if node.enabled != enabled {
-            driver.graph_set_enabled(*handle, node.node, enabled).map_err(partly)?;
+            driver.cuGraphNodeSetEnabled(*handle, node.node, enabled).map_err(partly)?;
             node.enabled = enabled;
         }
         Ok(())

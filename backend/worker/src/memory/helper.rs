@@ -253,9 +253,9 @@ impl MemoryHelper {
             return Err(code::PEER_ACCESS_UNSUPPORTED);
         }
         self.set_current(context.context)?;
-        self.driver.peer_enable(peer.context.handle)?;
+        self.driver.cuCtxEnablePeerAccess(peer.context.handle, 0)?;
         if let Err(failed) = self.memory().set_peer(0, peer.device, context.device, AccessFlags::ReadWrite) {
-            self.driver.peer_disable(peer.context.handle)?;
+            self.driver.cuCtxDisablePeerAccess(peer.context.handle)?;
             return Err(failed);
         }
         self.peers.push([*context, *peer]);
@@ -269,7 +269,7 @@ impl MemoryHelper {
             return Err(code::PEER_ACCESS_NOT_ENABLED);
         }
         self.set_current(context.context)?;
-        self.driver.peer_disable(peer.context.handle)?;
+        self.driver.cuCtxDisablePeerAccess(peer.context.handle)?;
         self.end_peers(is)
     }
 
@@ -290,8 +290,8 @@ impl MemoryHelper {
     fn release(&mut self, context: &GuestContext) -> Result<(), Code> {
         self.current = Current::default();
         match context.primary {
-            true => self.driver.primary_release(context.device),
-            false => self.driver.context_destroy(context.context.handle),
+            true => self.driver.cuDevicePrimaryCtxRelease_v2(context.device),
+            false => self.driver.cuCtxDestroy_v2(context.context.handle),
         }
         .inspect(|()| self.memory_source.context_gone(context.device, context.context))
     }

@@ -143,7 +143,7 @@ impl ChunkSource for OwnChunks {
     }
 
     fn give(&mut self, chunk: Chunk) {
-        match self.driver.chunk_release(chunk.handle) {
+        match self.driver.cuMemRelease(chunk.handle) {
             Ok(()) => self.ledger.remove(chunk.device, chunk.bytes),
             // Not counted as free: the driver may not have released it.
             Err(failed) => tracing::error!(code = failed, "cannot release a chunk"),

@@ -33,7 +33,7 @@ impl Windows {
     /// Records a new context of a device; it is current to this thread.
     pub(crate) fn context_made(&mut self, device: i32, context: ContextRef) -> Result<(), Code> {
         if self.scrub && !self.streams.contains_key(&device) {
-            let stream = self.driver.stream_create(NON_BLOCKING, 0)?;
+            let stream = self.driver.cuStreamCreateWithPriority(NON_BLOCKING, 0)?;
             self.streams.insert(device, (context, stream));
         }
         Ok(())
@@ -82,6 +82,6 @@ impl Mapper for Windows {
         // SAFETY: device memory of this session without allocations, and it gets none before the stream is synchronised.
         let range = unsafe { DeviceRange::new(at, bytes) };
         self.driver.memset(range, 1, 0, Rows { pitch: bytes, width: bytes, height: 1 }, stream)?;
-        self.driver.stream_synchronize(stream)
+        self.driver.cuStreamSynchronize(stream)
     }
 }

@@ -90,7 +90,7 @@ impl SessionImages {
         let stream = match self.streams.get(&context.serial) {
             Some(stream) => *stream,
             None => {
-                let stream = driver.stream_create(NON_BLOCKING, 0)?;
+                let stream = driver.cuStreamCreateWithPriority(NON_BLOCKING, 0)?;
                 self.streams.insert(context.serial, stream);
                 stream
             }
@@ -160,7 +160,7 @@ impl Clearing<'_> {
         self.completion.charge(self.device, bytes, || {
             let submitted = submit();
             // Also after a failure, because a copy may be under way.
-            self.driver.stream_synchronize(self.stream).and(submitted)
+            self.driver.cuStreamSynchronize(self.stream).and(submitted)
         })
     }
 }
@@ -173,7 +173,7 @@ impl ModuleHelper {
     /// Clears all levels of a mipmapped array.
     fn clear_levels(&mut self, whole: Handle, memory: &ArrayMemory) -> Result<(), Code> {
         for level in 0..memory.shape.levels() {
-            let array = self.driver.mipmapped_array_level(whole, level)?;
+            let array = self.driver.cuMipmappedArrayGetLevel(whole, level)?;
             self.clear(array, memory, &memory.shape.level(level)?)?;
         }
         Ok(())
@@ -259,7 +259,7 @@ impl ModuleHelper {
         let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;
         let image = match module.image {
             GuestImage::Module(image) => image,
-            GuestImage::Library(library) => self.driver.library_module(library)?,
+            GuestImage::Library(library) => self.driver.cuLibraryGetModule(library)?,
         };
         let handle = find(&self.driver, image)?;
         Ok(GuestReference { handle, module: module.id, context })
@@ -277,7 +277,7 @@ impl ServeImages for ModuleHelper {
         let (handle, array) =
             self.granted_array(caller, shape, || self.driver.array_create(&shape.driver()))?;
         if let Err(failed) = self.clear(handle, &array, &shape) {
-            self.driver.array_destroy(handle)?;
+            self.driver.cuArrayDestroy(handle)?;
             self.shrank(array);
             return Err(failed);
         }
@@ -295,7 +295,7 @@ impl ServeImages for ModuleHelper {
         let memory = *self.images.arrays.get(&handle).ok_or(code::INVALID_HANDLE)?;
         report_uncleared(self.clear(handle, &memory, &memory.shape))?;
         self.images.arrays.remove(&handle);
-        self.driver.array_destroy(handle)?;
+        self.driver.cuArrayDestroy(handle)?;
         self.shrank(memory);
         Ok(wire::array_destroy::Reply {})
     }
@@ -310,7 +310,7 @@ impl ServeImages for ModuleHelper {
         let create = || self.driver.mipmapped_array_create(&shape.driver(), levels);
         let (handle, array) = self.granted_array(caller, shape, create)?;
         if let Err(failed) = self.clear_levels(handle, &array) {
-            self.driver.mipmapped_array_destroy(handle)?;
+            self.driver.cuMipmappedArrayDestroy(handle)?;
             self.shrank(array);
             return Err(failed);
         }
@@ -326,7 +326,7 @@ impl ServeImages for ModuleHelper {
     ) -> Result<wire::mipmapped_array_level::Reply, Code> {
         let (whole_id, whole) = args.whole;
         let shape = whole.shape.level(args.level)?;
-        let handle = self.driver.mipmapped_array_level(whole.handle, args.level)?;
+        let handle = self.driver.cuMipmappedArrayGetLevel(whole.handle, args.level)?;
         args.array.fill(GuestArray { handle, context: whole.context, shape, level_of: Some(whole_id) });
         Ok(wire::mipmapped_array_level::Reply {})
     }
@@ -340,7 +340,7 @@ impl ServeImages for ModuleHelper {
         let memory = *self.images.mipmapped.get(&handle).ok_or(code::INVALID_HANDLE)?;
         report_uncleared(self.clear_levels(handle, &memory))?;
         self.images.mipmapped.remove(&handle);
-        self.driver.mipmapped_array_destroy(handle)?;
+        self.driver.cuMipmappedArrayDestroy(handle)?;
         self.shrank(memory);
         Ok(wire::mipmapped_array_destroy::Reply {})
     }
@@ -363,7 +363,7 @@ impl ServeImages for ModuleHelper {
         caller: ModuleCaller,
         args: module::texture_destroy,
     ) -> Result<wire::texture_destroy::Reply, Code> {
-        let destroy = |driver: &Driver| driver.texture_destroy(args.texture);
+        let destroy = |driver: &Driver| driver.cuTexObjectDestroy(args.texture);
         self.end_object(caller, args.texture, |images| &mut images.textures, destroy)?;
         Ok(wire::texture_destroy::Reply {})
     }
@@ -385,7 +385,7 @@ impl ServeImages for ModuleHelper {
         caller: ModuleCaller,
         args: module::surface_destroy,
     ) -> Result<wire::surface_destroy::Reply, Code> {
-        let destroy = |driver: &Driver| driver.surface_destroy(args.surface);
+        let destroy = |driver: &Driver| driver.cuSurfObjectDestroy(args.surface);
         self.end_object(caller, args.surface, |images| &mut images.surfaces, destroy)?;
         Ok(wire::surface_destroy::Reply {})
     }
@@ -430,7 +430,7 @@ impl ServeImages for ModuleHelper {
         _: ModuleCaller,
         args: module::surface_reference_set,
     ) -> Result<wire::surface_reference_set::Reply, Code> {
-        self.driver.surface_reference_bind(args.reference.handle, args.array.handle)?;
+        self.driver.cuSurfRefSetArray(args.reference.handle, args.array.handle, 0)?;
         Ok(wire::surface_reference_set::Reply {})
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     resources::{ResolvedOrigin, ResolvedQueues, ResolvedResources},
     session::objects::ContextRef,
 };
+use sluice_cuda_abi::resources::DEFAULT_STREAM;
 use sluice_driver::{Code, Handle, code};
 use sluice_messages::custody::{Growth, UNIT};
 use sluice_protocol::{
@@ -151,7 +152,8 @@ impl ModuleHelper {
         let known =
             known.filter(|known| known.device == device && !known.ended).ok_or(code::INVALID_VALUE)?;
         let (descriptor, multiprocessors) = (known.handle, Arc::clone(&known.multiprocessors));
-        let create = || self.driver.green_create(descriptor, device);
+        // Drivers before CUDA 13 make no green context without a default stream.
+        let create = || self.driver.cuGreenCtxCreate(descriptor, device, DEFAULT_STREAM);
         let reason = (Growth::Queues, device);
         let (handle, bytes) = self.granted(reason, Some(context), BYTES, code::OUT_OF_MEMORY, create)?;
         self.greens.live.insert(handle, LiveGreen { context, device, multiprocessors, bytes });
@@ -163,7 +165,7 @@ impl ModuleHelper {
         let &LiveGreen { context, device, bytes, .. } =
             self.greens.live.get(&handle).ok_or(code::INVALID_HANDLE)?;
         self.greens.end_descriptors(|queues| queues == ResolvedQueues::OfGreen(handle));
-        self.driver.green_destroy(handle)?;
+        self.driver.cuGreenCtxDestroy(handle)?;
         // One that the driver did not destroy stays here until the end of its context.
         self.greens.live.remove(&handle);
         self.memory_source.driver_shrank(device, Some(context), bytes);
@@ -179,7 +181,7 @@ impl ModuleHelper {
         let handles: Vec<_> = of_context.map(|(handle, _)| handle).collect();
         for handle in handles {
             self.greens.end_descriptors(|queues| queues == ResolvedQueues::OfGreen(handle));
-            if let Err(failed) = self.driver.green_destroy(handle) {
+            if let Err(failed) = self.driver.cuGreenCtxDestroy(handle) {
                 limited!(
                     warn,
                     code = failed,

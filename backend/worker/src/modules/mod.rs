@@ -251,8 +251,8 @@ impl ModuleHelper {
         if known.contexts.iter().any(|known| known.context == Some(current)) {
             return Ok(());
         }
-        let (_, placed) =
-            self.growing(context, Some(current), known.footprint, || self.driver.library_module(library))?;
+        let (_, placed) = self
+            .growing(context, Some(current), known.footprint, || self.driver.cuLibraryGetModule(library))?;
         if let Some(known) = self.libraries.get_mut(&library) {
             known.contexts.push(placed);
         }
@@ -422,8 +422,10 @@ impl ModuleHelper {
         let mut attributes = [0; 17];
         for (attribute, value) in (0..).zip(&mut attributes[..16]) {
             let answer = match target {
-                objects::FunctionCode::Function(function) => driver.function_attribute(attribute, function),
-                objects::FunctionCode::Kernel(kernel) => driver.kernel_attribute(attribute, kernel, device),
+                objects::FunctionCode::Function(function) => driver.cuFuncGetAttribute(attribute, function),
+                objects::FunctionCode::Kernel(kernel) => {
+                    driver.cuKernelGetAttribute(attribute, kernel, device)
+                }
             };
             // An attribute unknown to this driver is 0, as with a driver that knows it for a function without it.
             *value = match answer {
@@ -436,8 +438,8 @@ impl ModuleHelper {
         let mut total = 0;
         for index in 0.. {
             let answer = match target {
-                objects::FunctionCode::Function(function) => driver.function_parameter(function, index),
-                objects::FunctionCode::Kernel(kernel) => driver.kernel_parameter(kernel, index),
+                objects::FunctionCode::Function(function) => driver.cuFuncGetParamInfo(function, index),
+                objects::FunctionCode::Kernel(kernel) => driver.cuKernelGetParamInfo(kernel, index),
             };
             match answer {
                 Ok((offset, bytes)) => {
@@ -454,8 +456,8 @@ impl ModuleHelper {
 
     fn count(&self, image: GuestImage) -> Result<u32, Code> {
         match image {
-            GuestImage::Module(module) => self.driver.module_function_count(module),
-            GuestImage::Library(library) => self.driver.library_kernel_count(library),
+            GuestImage::Module(module) => self.driver.cuModuleGetFunctionCount(module),
+            GuestImage::Library(library) => self.driver.cuLibraryGetKernelCount(library),
         }
     }
 
@@ -516,8 +518,8 @@ impl ServeModules for ModuleHelper {
     ) -> Result<wire::module_unload::Reply, Code> {
         let image = args.module.image;
         let unloaded = match image {
-            GuestImage::Module(module) => self.driver.module_unload(module),
-            GuestImage::Library(library) => self.driver.library_unload(library),
+            GuestImage::Module(module) => self.driver.cuModuleUnload(module),
+            GuestImage::Library(library) => self.driver.cuLibraryUnload(library),
         };
         self.gave_back(image, unloaded.is_ok());
         unloaded.map(|()| wire::module_unload::Reply {})
@@ -594,10 +596,10 @@ impl ServeModules for ModuleHelper {
         let (target, device) = (args.function.code, device_of(caller));
         match target {
             objects::FunctionCode::Function(function) => {
-                self.driver.set_function_attribute(args.attribute, args.value, function)?;
+                self.driver.cuFuncSetAttribute(function, args.attribute, args.value)?;
             }
             objects::FunctionCode::Kernel(kernel) => {
-                self.driver.set_kernel_attribute(args.attribute, args.value, kernel, device)?;
+                self.driver.cuKernelSetAttribute(args.attribute, args.value, kernel, device)?;
             }
         }
         let (attributes, _) = self.describe(target, device)?;

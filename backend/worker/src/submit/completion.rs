@@ -344,7 +344,7 @@ impl Completion {
                 Becomes::Free => stream_fences.retire(),
                 Becomes::Anchor(before) => {
                     stream_fences.drop_oldest();
-                    if let Some(Err(failed)) = before.map(|event| self.driver.event_destroy(event)) {
+                    if let Some(Err(failed)) = before.map(|event| self.driver.cuEventDestroy_v2(event)) {
                         tracing::debug!(code = failed, "cannot destroy an event");
                     }
                 }
@@ -359,7 +359,7 @@ impl Completion {
     /// Offers the text of kernels up to a marker that is reached or never will be.
     fn publish_text(&self, marker: Marker) {
         self.session.publish_text(|| match marker.has_event() {
-            true => self.driver.event_synchronize(marker.event),
+            true => self.driver.cuEventSynchronize(marker.event),
             false => Ok(()),
         });
     }

@@ -557,7 +557,7 @@ impl Submitter {
     fn publish_text(&self, failed: Code) {
         if status::is_sticky(failed) {
             // A driver may refuse a stream of a failed context before it hands out text.
-            self.session.publish_text(|| self.driver.context_synchronize());
+            self.session.publish_text(|| self.driver.cuCtxSynchronize());
         }
     }
 
@@ -572,7 +572,7 @@ impl Submitter {
         for Stuck { target, sequence, ticket } in core::mem::take(&mut self.stuck) {
             let ended = current
                 .set(&self.driver, target.context)
-                .and_then(|()| self.driver.stream_synchronize(target.stream));
+                .and_then(|()| self.driver.cuStreamSynchronize(target.stream));
             let marker = Marker { sequence, event: 0, context: target.context, ticket, staged: 0 };
             match ended {
                 Ok(()) if self.fences.push(target.slot, marker) => self.unannounced += 1,
@@ -637,12 +637,12 @@ impl Submitter {
             Operation::Launch(launch) => {
                 driver.launch(&launch, payload.attributes, payload.parameters, stream)
             }
-            Operation::GraphLaunch { executable, .. } => driver.graph_launch(executable, stream),
-            Operation::Wait { event } => driver.stream_wait(stream, event),
-            Operation::Record { event } => driver.event_record(event, stream),
+            Operation::GraphLaunch { executable, .. } => driver.cuGraphLaunch(executable, stream),
+            Operation::Wait { event } => driver.cuStreamWaitEvent(stream, event, 0),
+            Operation::Record { event } => driver.cuEventRecord(event, stream),
             Operation::ContextRecord { event } => {
-                driver.context_record(target.context.handle, event)?;
-                driver.stream_wait(stream, event)
+                driver.cuCtxRecordEvent(target.context.handle, event)?;
+                driver.cuStreamWaitEvent(stream, event, 0)
             }
             Operation::HostCall { token } => {
                 self.host_calls.launch(driver, target.stream, (target.slot, sequence), token)
@@ -713,7 +713,7 @@ impl Submitter {
     ) -> Result<(), Code> {
         current.set(&self.driver, target.context)?;
         let event = self.event(target)?;
-        self.driver.event_record(event, target.stream)?;
+        self.driver.cuEventRecord(event, target.stream)?;
         let marker = Marker { sequence, event, context: target.context, ticket, staged: 0 };
         if self.fences.push(target.slot, marker) { Ok(()) } else { Err(code::UNKNOWN) }
     }
@@ -726,10 +726,10 @@ impl Submitter {
                 return Ok(marker.event);
             }
             // The slot now has a stream of another context.
-            self.driver.event_destroy(marker.event)?;
+            self.driver.cuEventDestroy_v2(marker.event)?;
         }
         // With timing: the time at which it is reached is read from it.
-        self.driver.event_create(0)
+        self.driver.cuEventCreate(0)
     }
 
     /// Notifies the completion thread of new markers, unless all are reached.
@@ -749,7 +749,7 @@ impl Submitter {
         self.held.retain(|held| held.context != context);
         self.completion.forget(context);
         self.fences.purge(context, |marker| {
-            if let Err(failed) = self.driver.event_destroy(marker.event) {
+            if let Err(failed) = self.driver.cuEventDestroy_v2(marker.event) {
                 tracing::debug!(code = failed, "cannot destroy an event");
             }
         });

@@ -312,10 +312,10 @@ pub(crate) fn perform(
         QueueItem::StreamDestroy(to, stream) => {
             submitter.mark(current);
             submitter.settle(current);
-            session.conclude(to, driver.stream_destroy(stream));
+            session.conclude(to, driver.cuStreamDestroy_v2(stream));
         }
         QueueItem::Mark(slot) => submitter.mark_stream(current, slot),
-        QueueItem::EventDestroy(to, event) => session.conclude(to, driver.event_destroy(event)),
+        QueueItem::EventDestroy(to, event) => session.conclude(to, driver.cuEventDestroy_v2(event)),
         QueueItem::Memory(job) => helper.announced_memory(job, || submitter.mark_before_wait(current)),
         QueueItem::Module(job) => helper.module(*job, || submitter.mark_before_wait(current)),
     }

@@ -285,7 +285,7 @@ impl MemoryCounts {
         *leases -= 1;
         if *leases == 0 {
             self.chunks.remove(&chunk);
-            self.driver.chunk_release(chunk).expect("releases");
+            self.driver.cuMemRelease(chunk).expect("releases");
         }
     }
 
@@ -303,7 +303,7 @@ impl MemoryCounts {
         let Some(ballast) = &mut self.ballast else { return };
         let count = usize::try_from(bytes.div_ceil(UNIT)).unwrap_or(usize::MAX).min(ballast.len());
         for chunk in ballast.drain(..count) {
-            self.driver.chunk_release(chunk).expect("releases");
+            self.driver.cuMemRelease(chunk).expect("releases");
         }
     }
 

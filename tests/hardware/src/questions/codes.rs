@@ -60,9 +60,9 @@ fn flags(step: &Step) -> Answer {
     let worker = step.worker()?;
     let cuda = worker.cuda();
     let word = worker.zeroed(8)?;
-    let stream = cuda.ask("cuStreamCreateWithPriority", |driver| driver.stream_create(1, 0))?;
-    let event = cuda.ask("cuEventCreate", |driver| driver.event_create(2))?;
-    cuda.ask("cuEventRecord", |driver| driver.event_record(event, stream))?;
+    let stream = cuda.ask("cuStreamCreateWithPriority", |driver| driver.cuStreamCreateWithPriority(1, 0))?;
+    let event = cuda.ask("cuEventCreate", |driver| driver.cuEventCreate(2))?;
+    cuda.ask("cuEventRecord", |driver| driver.cuEventRecord(event, stream))?;
     let table = |call: &dyn Fn(u32) -> Answer<String>| -> Answer<Value> {
         let row = |flags: &u32| Ok((format!("{flags:#x}"), json!(call(*flags)?)));
         FLAGS.iter().map(row).collect()
@@ -74,5 +74,5 @@ fn flags(step: &Step) -> Answer {
     step.note_result("cuStreamWaitEvent", table(&wait))?;
     let record = |flags| Ok(code(cuda.record_event(event, stream, flags)?));
     step.note_result("cuEventRecordWithFlags", table(&record))?;
-    step.note("afterwards", cuda.code("cuStreamSynchronize", |driver| driver.stream_synchronize(stream))?)
+    step.note("afterwards", cuda.code("cuStreamSynchronize", |driver| driver.cuStreamSynchronize(stream))?)
 }

@@ -99,10 +99,10 @@ fn class_cost(worker: &Worker, bytes: u64, rounds: u32) -> Answer<Value> {
         );
         note(
             "release_of_import",
-            timed(|| cuda.ask("cuMemRelease", |driver| driver.chunk_release(imported)))?.1,
+            timed(|| cuda.ask("cuMemRelease", |driver| driver.cuMemRelease(imported)))?.1,
         );
         drop(descriptor);
-        note("release", timed(|| cuda.ask("cuMemRelease", |driver| driver.chunk_release(handle)))?.1);
+        note("release", timed(|| cuda.ask("cuMemRelease", |driver| driver.cuMemRelease(handle)))?.1);
     }
     Ok(names.into_iter().map(|(name, mut figures)| (name.to_owned(), summary(&mut figures))).collect())
 }
@@ -114,10 +114,10 @@ fn calls(step: &Step) -> Answer {
     let empty = worker.function(Image::Work, c"empty")?;
     let word = worker.zeroed(8)?;
     let cuda = worker.cuda();
-    let stream = cuda.ask("cuStreamCreateWithPriority", |driver| driver.stream_create(1, 0))?;
+    let stream = cuda.ask("cuStreamCreateWithPriority", |driver| driver.cuStreamCreateWithPriority(1, 0))?;
     /// Without timing, as the worker's markers.
     const NO_TIMING: u32 = 2;
-    let event = cuda.ask("cuEventCreate", |driver| driver.event_create(NO_TIMING))?;
+    let event = cuda.ask("cuEventCreate", |driver| driver.cuEventCreate(NO_TIMING))?;
     let per_call = |key: &str, call: &dyn Fn() -> Answer| -> Answer {
         let measure = || -> Answer<Value> {
             call()?;
@@ -125,14 +125,14 @@ fn calls(step: &Step) -> Answer {
             for _ in 0..BATCHES {
                 let ((), took) = timed(|| (0..BATCH).try_for_each(|_| call()))?;
                 figures.push(took / f64::from(BATCH));
-                cuda.ask("cuStreamSynchronize", |driver| driver.stream_synchronize(stream))?;
+                cuda.ask("cuStreamSynchronize", |driver| driver.cuStreamSynchronize(stream))?;
             }
             Ok(summary(&mut figures))
         };
         step.note_result(key, measure())
     };
     per_call("launch", &|| worker.launch_on(stream, empty, [1, 1, 0], &[]))?;
-    per_call("event_record", &|| cuda.ask("cuEventRecord", |driver| driver.event_record(event, stream)))?;
+    per_call("event_record", &|| cuda.ask("cuEventRecord", |driver| driver.cuEventRecord(event, stream)))?;
     per_call("event_query", &|| cuda.ask("cuEventQuery", |driver| driver.event_done(event)).map(drop))?;
     per_call("host_function", &|| cuda.launch_host(stream))?;
     per_call("stream_write", &|| {

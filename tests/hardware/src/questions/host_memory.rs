@@ -66,7 +66,7 @@ fn write_stack(step: &Step) -> Answer {
     let poke = worker.function(Image::Work, c"poke")?;
     let target = system::Word::new();
     worker.launch(poke, [1, 1, 0], &[target.address(), MARK.into()])?;
-    let code = worker.cuda().code("cuStreamSynchronize", |driver| driver.stream_synchronize(0))?;
+    let code = worker.cuda().code("cuStreamSynchronize", |driver| driver.cuStreamSynchronize(0))?;
     step.note("result", code)?;
     step.note("written", target.read() == MARK)
 }

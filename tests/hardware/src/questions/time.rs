@@ -50,7 +50,7 @@ fn queue_depth(step: &Step) -> Answer {
     let cuda = worker.cuda();
     cuda.ask("cuMemHostRegister_v2", |driver| driver.host_register(flag.address(), flag.bytes()))?;
     let context = cuda.ask("cuDevicePrimaryCtxRetain", |driver| driver.primary_retain(worker.device, 0))?;
-    let stream = cuda.ask("cuStreamCreateWithPriority", |driver| driver.stream_create(1, 0))?;
+    let stream = cuda.ask("cuStreamCreateWithPriority", |driver| driver.cuStreamCreateWithPriority(1, 0))?;
     // The kernel ends by itself if this process fails to end it.
     worker.launch_on(stream, spin, [1, 1, 0], &[flag.address(), 15_000_000_000])?;
     let (accepted, ended) = (AtomicU32::new(0), AtomicBool::new(false));
@@ -75,7 +75,7 @@ fn queue_depth(step: &Step) -> Answer {
     step.note("accepted_before_block", blocked)?;
     step.note("blocks", blocked < BOUND)?;
     launched?;
-    cuda.ask("cuStreamSynchronize", |driver| driver.stream_synchronize(stream))?;
+    cuda.ask("cuStreamSynchronize", |driver| driver.cuStreamSynchronize(stream))?;
     step.note("all_complete", accepted.load(Ordering::Relaxed) == BOUND)
 }
 

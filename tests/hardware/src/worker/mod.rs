@@ -162,7 +162,7 @@ impl Worker {
     fn unload(&mut self, image: Image) -> Answer {
         let Some(place) = self.modules.iter().position(|(loaded, _)| *loaded == image) else { return Ok(()) };
         let (_, module) = self.modules.swap_remove(place);
-        self.cuda.ask("cuModuleUnload", |driver| driver.module_unload(module))
+        self.cuda.ask("cuModuleUnload", |driver| driver.cuModuleUnload(module))
     }
 
     /// A function of a module.
@@ -244,7 +244,7 @@ impl Worker {
             }
             Command::Release => {
                 let handle = self.chunk()?.handle;
-                self.cuda.ask("cuMemRelease", |driver| driver.chunk_release(handle))?;
+                self.cuda.ask("cuMemRelease", |driver| driver.cuMemRelease(handle))?;
                 self.chunk = None;
                 done
             }

@@ -275,7 +275,7 @@ impl Custody {
 
     /// Gives back a chunk that is mapped nowhere.
     fn give_back(&self, chunk: Chunk) {
-        if let Err(failed) = self.driver.chunk_release(chunk.handle) {
+        if let Err(failed) = self.driver.cuMemRelease(chunk.handle) {
             // Not given back: the driver may not have released it.
             tracing::error!(code = failed, "cannot release a chunk");
             return;
