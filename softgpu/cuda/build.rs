@@ -15,11 +15,12 @@ fn main() {
     let map = Path::new("../../cuda-abi/data/procmap.json");
     println!("cargo::rerun-if-changed={}", map.display());
     // The functions of arrays and textures are listed for this library and the guest's.
-    let images = Path::new("../../cuda-abi/images/src/functions.rs");
-    println!("cargo::rerun-if-changed=src/api");
-    println!("cargo::rerun-if-changed={}", images.display());
+    let folders = ["src/api", "../../cuda-abi/images/src/calls"].map(Path::new);
+    for folder in folders {
+        println!("cargo::rerun-if-changed={}", folder.display());
+    }
     let exports = exports(&fs::read_to_string(map).expect("the symbol map is part of the source tree"));
-    let served = served(Path::new("src/api"), images);
+    let served = served(&folders);
     for name in &served {
         assert!(exports.contains(name), "{name} is defined, but the driver has no such export");
     }
@@ -54,11 +55,12 @@ fn exports(map: &str) -> BTreeSet<String> {
 }
 
 /// The names of the driver's functions on lines that begin a function.
-fn served(folder: &Path, shared: &Path) -> BTreeSet<String> {
+fn served(folders: &[&Path]) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    let entries = fs::read_dir(folder).expect("the folder is part of the source tree");
+    let entries =
+        folders.iter().flat_map(|folder| fs::read_dir(folder).expect("a folder of the source tree"));
     let paths = entries.map(|entry| entry.expect("a readable folder").path());
-    for path in paths.chain([shared.to_owned()]) {
+    for path in paths {
         let text = fs::read_to_string(&path).expect("a readable source");
         for line in text.lines() {
             let Some(head) = line.trim_start().strip_prefix("fn ") else { continue };

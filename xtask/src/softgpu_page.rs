@@ -140,15 +140,13 @@ fn listed(words: &BTreeSet<String>) -> String {
 fn served() -> Result<BTreeSet<String>> {
     let root = paths::workspace();
     let mut names = BTreeSet::new();
-    let mut files = vec![root.join("cuda-abi/images/src/functions.rs")];
-    for file in fs::read_dir(root.join("softgpu/cuda/src/api")).context("reading the driver's functions")? {
-        files.push(file?.path());
-    }
-    for file in files {
-        for line in read(&file)?.lines() {
-            let head = line.trim_start().strip_prefix("fn ").and_then(|rest| rest.split('(').next());
-            names
-                .extend(head.into_iter().flat_map(|head| head.split(',')).map(|name| name.trim().to_owned()));
+    for folder in ["softgpu/cuda/src/api", "cuda-abi/images/src/calls"] {
+        for file in fs::read_dir(root.join(folder)).context("reading the driver's functions")? {
+            for line in read(&file?.path())?.lines() {
+                let head = line.trim_start().strip_prefix("fn ").and_then(|rest| rest.split('(').next());
+                let heads = head.into_iter().flat_map(|head| head.split(','));
+                names.extend(heads.map(|name| name.trim().to_owned()));
+            }
         }
     }
     Ok(names)

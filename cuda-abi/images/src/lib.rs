@@ -4,7 +4,8 @@
 //! getters need no GPU. So one implementation serves the guest's `libcuda.so.1` and the software GPU's. Each of them is an
 //! [`ImageDriver`]: it keeps the storage of arrays, and makes the objects that kernels read.
 //!
-//! - [`Images`]: the functions of the C interface, which [`functions!`] lists for a library;
+//! - [`Images`]: the functions of the C interface, which [`array_functions!`], [`object_functions!`] and [`reference_functions!`] list for
+//!   a library;
 //! - [`ImageShape`], [`Texel`], [`Limits`]: extents, elements, and the attributes that bound them;
 //! - [`texture`]: textures, surfaces and views; [`mod@reference`]: texture references;
 //! - [`ImageDriver`]: the functions that a library supplies.
@@ -14,7 +15,6 @@
 
 mod calls;
 mod driver;
-mod functions;
 mod limits;
 pub mod reference;
 pub mod shape;

@@ -18,4 +18,6 @@ macro_rules! calls {
         }
     )*};
 }
-sluice_cuda_images::functions!(calls, IMAGES, GRAPHS);
+sluice_cuda_images::array_functions!(calls, IMAGES, GRAPHS);
+sluice_cuda_images::object_functions!(calls, IMAGES);
+sluice_cuda_images::reference_functions!(calls, IMAGES);

@@ -10,6 +10,54 @@ use crate::shape::ImageShape;
 use crate::texture::ArrayResource;
 use sluice_cuda_abi::descriptors::{Array3DDescriptor, ArrayDescriptor};
 
+/// Defines the C functions of arrays that name no stream: `array_functions!(define, IMAGES, GRAPHS)` calls the library's macro `define`
+/// with all of them, as `fn name(argument: type, …) { body }`. A body forwards its call to `IMAGES`, the library's [`Images`]; `GRAPHS` has
+/// the captures, which may forbid it. The types `In` and `Out` are those of the library.
+#[macro_export]
+macro_rules! array_functions {
+    ($define:ident, $images:expr, $graphs:expr) => {
+        $define! {
+            fn cuArrayCreate_v2(place: Out<u64>, array: In<c_void>) {
+                $images.array_create(place, array.cast(), || $graphs.potentially_unsafe())
+            }
+            fn cuArray3DCreate_v2(place: Out<u64>, array: In<c_void>) {
+                $images.array_3d_create(place, array.cast(), || $graphs.potentially_unsafe())
+            }
+            fn cuArrayGetDescriptor_v2(place: Out<c_void>, array: u64) {
+                $images.array_get_descriptor(place.cast(), array)
+            }
+            fn cuArray3DGetDescriptor_v2(place: Out<c_void>, array: u64) {
+                $images.array_3d_get_descriptor(place.cast(), array)
+            }
+            fn cuArrayGetSparseProperties(place: Out<c_void>, array: u64) {
+                $images.array_get_deferred(place, array)
+            }
+            fn cuMipmappedArrayGetSparseProperties(place: Out<c_void>, array: u64) {
+                $images.mipmapped_array_get_deferred(place, array)
+            }
+            fn cuArrayGetMemoryRequirements(place: Out<c_void>, array: u64, _device: i32) {
+                $images.array_get_deferred(place, array)
+            }
+            fn cuMipmappedArrayGetMemoryRequirements(place: Out<c_void>, array: u64, _device: i32) {
+                $images.mipmapped_array_get_deferred(place, array)
+            }
+            fn cuArrayGetPlane(place: Out<u64>, array: u64, plane: u32) {
+                $images.array_get_plane(place, array, plane)
+            }
+            fn cuArrayDestroy(array: u64) { $images.array_destroy(array, || $graphs.potentially_unsafe()) }
+            fn cuMipmappedArrayCreate(place: Out<u64>, array: In<c_void>, levels: u32) {
+                $images.mipmapped_array_create(place, array.cast(), levels, || $graphs.potentially_unsafe())
+            }
+            fn cuMipmappedArrayGetLevel(place: Out<u64>, array: u64, level: u32) {
+                $images.mipmapped_array_get_level(place, array, level)
+            }
+            fn cuMipmappedArrayDestroy(array: u64) {
+                $images.mipmapped_array_destroy(array, || $graphs.potentially_unsafe())
+            }
+        }
+    };
+}
+
 /// An array.
 pub(crate) struct Single<D: ImageDriver> {
     pub(crate) context: u64,

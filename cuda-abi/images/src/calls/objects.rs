@@ -5,6 +5,35 @@ use crate::driver::ImageDriver;
 use crate::texture::{ArrayResource, Resource, Sampling, Texture, View};
 use sluice_cuda_abi::descriptors::{ResourceDescriptor, TextureDescriptor, ViewDescriptor};
 
+/// Defines the C functions of texture and surface objects, as [`array_functions!`](crate::array_functions) those of arrays.
+#[macro_export]
+macro_rules! object_functions {
+    ($define:ident, $images:expr) => {
+        $define! {
+            fn cuTexObjectCreate(place: Out<u64>, resource: In<c_void>, texture: In<c_void>, view: In<c_void>) {
+                $images.tex_object_create(place, resource.cast(), texture.cast(), view.cast())
+            }
+            fn cuTexObjectDestroy(object: u64) { $images.tex_object_destroy(object) }
+            fn cuTexObjectGetResourceDesc(place: Out<c_void>, object: u64) {
+                $images.tex_object_get_resource_desc(place.cast(), object)
+            }
+            fn cuTexObjectGetTextureDesc(place: Out<c_void>, object: u64) {
+                $images.tex_object_get_texture_desc(place.cast(), object)
+            }
+            fn cuTexObjectGetResourceViewDesc(place: Out<c_void>, object: u64) {
+                $images.tex_object_get_resource_view_desc(place.cast(), object)
+            }
+            fn cuSurfObjectCreate(place: Out<u64>, resource: In<c_void>) {
+                $images.surf_object_create(place, resource.cast())
+            }
+            fn cuSurfObjectDestroy(object: u64) { $images.surf_object_destroy(object) }
+            fn cuSurfObjectGetResourceDesc(place: Out<c_void>, object: u64) {
+                $images.surf_object_get_resource_desc(place.cast(), object)
+            }
+        }
+    };
+}
+
 /// The descriptions of a texture object, as the program gave them.
 #[derive(Clone, Copy)]
 pub(crate) struct TextureEntry {

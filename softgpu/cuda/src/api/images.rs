@@ -9,7 +9,9 @@ use crate::ffi::{In, Out};
 use crate::graphs::GRAPHS;
 use crate::images::{IMAGES, array_side};
 
-sluice_cuda_images::functions!(calls, IMAGES, GRAPHS);
+sluice_cuda_images::array_functions!(calls, IMAGES, GRAPHS);
+sluice_cuda_images::object_functions!(calls, IMAGES);
+sluice_cuda_images::reference_functions!(calls, IMAGES);
 
 twins! {
     fn cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds(
