@@ -9,43 +9,12 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use sluice_tests::paths::{self, Binaries};
-use sluice_tests::progress::step;
 
 /// The pinned cargo, in the root of the checkout.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(paths::workspace());
     command
-}
-
-/// Puts programs that were installed into the cache on the search path of a command.
-pub(crate) fn with_tools(command: &mut Command) -> Result<&mut Command> {
-    let mut search = vec![paths::cache()?.join("tools/bin")];
-    search.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
-    Ok(command.env("PATH", env::join_paths(search)?))
-}
-
-/// Builds a cargo subcommand from crates.io into the cache, unless it is there or installed elsewhere.
-pub(crate) fn ensure_tool(name: &str, version: &str) -> Result<()> {
-    let Some(mut install) = tool_build(name, version)? else { return Ok(()) };
-    step(format!("building cargo-{name} {version}"));
-    run_visibly(&mut install)
-}
-
-/// The build of a cargo subcommand, if it is missing.
-pub(crate) fn tool_build(name: &str, version: &str) -> Result<Option<Command>> {
-    let mut present = cargo();
-    present.args([name, "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
-    if with_tools(&mut present)?.status().is_ok_and(|status| status.success()) {
-        return Ok(None);
-    }
-    let package = format!("cargo-{name}");
-    let mut install = cargo();
-    // Without optimisation: the tool is built once and runs for seconds.
-    install.args(["install", "--quiet", "--locked", "--debug", "--version", version, &package, "--root"]);
-    install.arg(paths::cache()?.join("tools")).env("CARGO_PROFILE_DEV_DEBUG", "0");
-    install.env("CARGO_TARGET_DIR", target_folder()?.join("tools"));
-    Ok(Some(install))
 }
 
 /// Cargo's description of the workspace with this manifest.

