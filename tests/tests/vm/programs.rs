@@ -6,7 +6,7 @@ use sluice_tests::debian::{Kernel, Series};
 use sluice_tests::vm::{GuestCommand, Machine};
 use sluice_tests::way::{Mode, Way};
 
-/// A program that takes half a minute and tests nothing that differs between ways.
+/// A program that takes half a minute, because it pins gigabytes, and tests nothing that differs between ways and kernels.
 const LONG: &str = "lifetimes";
 
 fn programs_print_the_same(way: &Way, series: Series, cpus: u32, all: bool) -> Result<()> {
@@ -49,7 +49,7 @@ fn check_mode(stage: &Stage, mode: Mode) -> Result<()> {
 // Promise: C1, C13
 #[test]
 fn programs_print_the_same_natively_and_on_kernel_6_1() -> Result<()> {
-    programs_print_the_same(&Way::stock(Mode::Legacy), Series::V6_1, 1, true)
+    programs_print_the_same(&Way::stock(Mode::Legacy), Series::V6_1, 1, false)
 }
 
 // Promise: C1, G10
