@@ -91,7 +91,9 @@ impl Accelerator {
 
     const fn cpu(self) -> &'static str {
         match self {
-            Self::Tcg => "max",
+            // Emulation runs a string instruction element by element, and kernels clear and copy memory by bytes if the processor
+            // claims that this is fast.
+            Self::Tcg => "max,-erms,-fsrm,-fsrs,-fzrm",
             Self::Kvm => "host",
         }
     }
