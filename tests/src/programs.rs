@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::unix::fs::symlink;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -93,19 +94,21 @@ fn find(programs: Vec<Program>, name: &str) -> Result<PathBuf> {
     Ok(found.with_context(|| format!("no program {name}"))?.path)
 }
 
-/// A way to compile programs.
-struct Compilation {
+/// A way to link programs. All are compiled in one way: that takes a second and more for each, and linking a tenth of one.
+struct Linkage {
     flags: &'static [&'static str],
     /// Folder of the cache.
     built: &'static str,
 }
 
-const USUAL: Compilation = Compilation { flags: toolchain::COMPILE_FLAGS, built: "programs" };
-const BUNDLED: Compilation = Compilation { flags: toolchain::BUNDLE_FLAGS, built: "programs-bundled" };
-const BUNDLED_HOSTILE: Compilation =
-    Compilation { flags: toolchain::BUNDLE_FLAGS, built: "programs-bundled-hostile" };
+const USUAL: Linkage = Linkage { flags: toolchain::LINK_FLAGS, built: "programs" };
+const BUNDLED: Linkage = Linkage { flags: toolchain::BUNDLE_FLAGS, built: "programs-bundled" };
+const BUNDLED_HOSTILE: Linkage =
+    Linkage { flags: toolchain::BUNDLE_FLAGS, built: "programs-bundled-hostile" };
+/// Folder of the cache for the objects of all programs.
+const OBJECTS: &str = "programs-objects";
 
-fn compile_folder(folder: &Path, way: &Compilation) -> Result<Vec<Program>> {
+fn compile_folder(folder: &Path, way: &Linkage) -> Result<Vec<Program>> {
     let mut sources: Vec<PathBuf> = fs::read_dir(folder)
         .with_context(|| format!("reading {}", folder.display()))?
         .flatten()
@@ -120,9 +123,13 @@ fn compile_folder(folder: &Path, way: &Compilation) -> Result<Vec<Program>> {
     ensure!(!programs.is_empty(), "no programs in {}", folder.display());
 
     let _lock = paths::cache_lock(way.built)?;
-    let built = paths::cache()?.join(way.built);
-    fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
-    let compile = |source: &&PathBuf| compile(source, &common, &built, way.flags);
+    let _objects_lock = paths::cache_lock(OBJECTS)?;
+    let [built, objects] = [way.built, OBJECTS].map(|name| paths::cache().map(|cache| cache.join(name)));
+    let (built, objects) = (built?, objects?);
+    for folder in [&built, &objects] {
+        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    }
+    let compile = |source: &&PathBuf| compile(source, &common, (&objects, &built), way.flags);
     let processors = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
         let parts = programs.chunks(programs.len().div_ceil(processors).max(1));
@@ -137,11 +144,26 @@ fn compile_folder(folder: &Path, way: &Compilation) -> Result<Vec<Program>> {
     })
 }
 
-fn compile(source: &Path, common: &[&PathBuf], built: &Path, flags: &[&str]) -> Result<Program> {
+fn compile(
+    source: &Path,
+    common: &[&PathBuf],
+    (objects, built): (&Path, &Path),
+    link: &[&str],
+) -> Result<Program> {
     let name = source.file_stem().and_then(|stem| stem.to_str()).context("a program has a name")?.to_owned();
     let sources: Vec<&Path> = common.iter().map(|path| path.as_path()).chain([source]).collect();
-    let path = cached(built, &name, &sources, &toolchain::identity(flags), |unfinished| {
-        Toolkit::fetch()?.compile_with(flags, source, unfinished)
+    let compile = [toolchain::COMPILE_FLAGS, &["-c"]].concat();
+    let way = toolchain::identity(&[&compile[..], link].concat());
+    let path = cached(built, &name, &sources, &way, |unfinished| {
+        let way = toolchain::identity(&compile);
+        let object = cached(objects, &format!("{name}.o"), &sources, &way, |unfinished| {
+            Toolkit::fetch()?.compile_with(&compile, source, unfinished)
+        })?;
+        // The compiler driver knows an object by the end of its name.
+        let named = tempfile::tempdir().context("a folder for a link")?;
+        let input = named.path().join("program.o");
+        symlink(&object, &input).context("linking an object")?;
+        Toolkit::fetch()?.compile_with(link, &input, unfinished)
     })?;
     Ok(Program { name, path })
 }

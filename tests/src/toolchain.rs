@@ -93,7 +93,7 @@ impl Toolkit {
         Ok(Self { root })
     }
 
-    /// Compiles one program with these flags.
+    /// Compiles or links one program with these flags.
     ///
     /// # Errors
     /// When the compiler does not accept it.
@@ -161,21 +161,21 @@ done
 exec FATBINARY "${arguments[@]}"
 "#;
 
-/// Flags for compiling programs. The image has machine code and PTX, and a software GPU runs the PTX; a change makes compiled programs
-/// stale.
-pub const COMPILE_FLAGS: &[&str] =
-    &["-O2", "-std=c++17", "-cudart=static", "-gencode=arch=compute_80,code=[compute_80,sm_80]"];
-
-/// Flags for the programs of a bundle. Machine code for Ampere and Hopper matters: a driver that is older than this compiler
-/// refuses its PTX.
-pub(crate) const BUNDLE_FLAGS: &[&str] = &[
+/// Flags for compiling programs. The image has machine code and PTX, and a software GPU runs the PTX. Machine code for Ampere and
+/// Hopper matters in a bundle: a driver that is older than this compiler refuses its PTX. A change makes compiled programs stale.
+pub const COMPILE_FLAGS: &[&str] = &[
     "-O2",
     "-std=c++17",
-    "-cudart=shared",
+    "--threads=2",
     "-gencode=arch=compute_80,code=[compute_80,sm_80]",
     "-gencode=arch=compute_90,code=sm_90",
-    "-Xlinker=-rpath=$ORIGIN",
 ];
+
+/// Flags for linking programs.
+pub(crate) const LINK_FLAGS: &[&str] = &["-cudart=static"];
+
+/// Flags for linking the programs of a bundle.
+pub(crate) const BUNDLE_FLAGS: &[&str] = &["-cudart=shared", "-Xlinker=-rpath=$ORIGIN"];
 
 /// The wheels and the flags; a change makes compiled programs stale.
 pub(crate) fn identity(flags: &[&str]) -> String {
