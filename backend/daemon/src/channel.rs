@@ -21,7 +21,7 @@ use tokio::{
     },
 };
 
-use crate::async_fd::watch;
+use crate::async_fd::try_watch;
 
 /// A socket on which `In` is received and `Out` is sent.
 #[derive(Debug)]
@@ -36,8 +36,15 @@ impl<In: Message, Out: Message> Channel<In, Out> {
     /// # Errors
     /// The kernel's.
     pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
-        rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Self { socket: watch(socket)?, messages: PhantomData })
+        Self::try_new(socket).map_err(|(_, error)| error)
+    }
+
+    /// As [`Channel::new`], but an error comes with the socket.
+    fn try_new(socket: OwnedFd) -> Result<Self, (OwnedFd, io::Error)> {
+        match rustix::io::ioctl_fionbio(&socket, true) {
+            Ok(()) => Ok(Self { socket: try_watch(socket)?, messages: PhantomData }),
+            Err(error) => Err((socket, error.into())),
+        }
     }
 
     /// Closes the socket for both sides, even if another process has it open.
@@ -84,7 +91,7 @@ impl<In: Message, Out: Message> Channel<In, Out> {
 pub(crate) struct StrangerChannel<In, Out> {
     /// It is there until this is dropped.
     channel: Option<Channel<In, Out>>,
-    /// The thread that closes the socket, and the descriptors that come.
+    /// Closes the socket, and the descriptors that come.
     closer: Closer,
     time: PeerTime,
     /// Notified when calls on the socket have taken too much time.
@@ -95,8 +102,7 @@ impl<In, Out> Drop for StrangerChannel<In, Out> {
     /// The close wakes all that wait at the other end. They can be a crowd in any process to which the peer has passed its end.
     fn drop(&mut self) {
         if let Some(channel) = self.channel.take() {
-            let (socket, closer) = (channel.socket.into_inner(), self.closer.clone());
-            self.closer.run(move || refuse_messages(&socket, &closer, &PeerTime::new()));
+            discard_stranger(channel.socket.into_inner(), &self.closer);
         }
     }
 }
@@ -107,8 +113,15 @@ impl<In: Message, Out: Message> StrangerChannel<In, Out> {
     /// # Errors
     /// The kernel's.
     pub(crate) fn new(socket: OwnedFd, closer: Closer) -> io::Result<Self> {
-        let channel = Some(Channel::new(socket)?);
-        Ok(Self { channel, closer, time: PeerTime::new(), crowded: Notify::new() })
+        match Channel::try_new(socket) {
+            Ok(channel) => {
+                Ok(Self { channel: Some(channel), closer, time: PeerTime::new(), crowded: Notify::new() })
+            }
+            Err((socket, error)) => {
+                discard_stranger(socket, &closer);
+                Err(error)
+            }
+        }
     }
 
     fn socket(&self) -> io::Result<&AsyncFd<OwnedFd>> {
@@ -169,6 +182,13 @@ impl<In: Message, Out: Message> StrangerChannel<In, Out> {
     }
 }
 
+/// Has `closer` take the messages that are left on a socket to a peer that a guest can take over, and close it: the close wakes all
+/// that wait at the other end, and closes what was not received.
+pub(crate) fn discard_stranger(socket: OwnedFd, closer: &Closer) {
+    let received = closer.clone();
+    closer.run(1, move || refuse_messages(&socket, &received, &PeerTime::new()));
+}
+
 /// Takes no more messages from a socket. `closer` closes the descriptors of messages that were not received: with them, the close of
 /// this socket could wait for their last close. `time` is the peer's.
 fn refuse_messages(socket: &OwnedFd, closer: &Closer, time: &PeerTime) {
@@ -183,8 +203,11 @@ fn refuse_messages(socket: &OwnedFd, closer: &Closer, time: &PeerTime) {
         let mut buffer = [0; control::BYTES];
         let read = time.measure(|| socket::receive_from_stranger(socket, &mut buffer, &mut descriptors));
         close_of_stranger(descriptors, closer);
-        // If a crowd waits, the rest stays unread: each read would wake it.
-        if !matches!(read, Ok(_) | Err(Errno::MSGSIZE | Errno::CONNRESET | Errno::INTR)) || time.is_over() {
+        // If a crowd waits, the rest stays unread: each read would wake it. So does the rest for which the closer has no room.
+        if !matches!(read, Ok(_) | Err(Errno::MSGSIZE | Errno::CONNRESET | Errno::INTR))
+            || time.is_over()
+            || closer.is_full()
+        {
             break;
         }
     }
@@ -201,7 +224,7 @@ fn read_from_stranger<In: Message>(socket: &OwnedFd, closer: &Closer) -> Result<
 /// Has `closer` close descriptors of a peer that a guest can take over.
 fn close_of_stranger(descriptors: Vec<OwnedFd>, closer: &Closer) {
     for descriptor in &descriptors {
-        // Otherwise one socket could occupy the closer for hours. Only sockets have this option.
+        // Otherwise one socket could occupy a thread for hours. Only sockets have this option.
         _ = sockopt::set_socket_linger(descriptor, None);
     }
     closer.close(descriptors);
@@ -248,9 +271,9 @@ mod tests {
     use super::*;
     use std::{fs::File, io::Read as _, sync::mpsc};
 
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use sluice_kit::wait::{TIMEOUT, readable};
+    use sluice_kit::wait::{TIMEOUT, eventually, hung_up, readable};
     use sluice_messages::control::{FromDevice, ToDevice};
+    use sluice_runtime::closer::{Closers, FULL};
 
     // Promise: F116
     #[tokio::test]
@@ -258,23 +281,45 @@ mod tests {
     async fn socket_of_a_stranger_is_closed_by_the_closer_only() {
         let (ours, theirs) = socket::pair().expect("a pair");
         let (kept, sent) = rustix::pipe::pipe().expect("a pipe");
-        let closer = Closer::start().expect("a thread");
+        let closer = Closers::new(1).of(1);
         let channel = StrangerChannel::<FromDevice, ToDevice>::new(ours, closer.clone()).expect("a channel");
         // A message that is never received.
         socket::send(&theirs, &[0; control::BYTES], &[sent.as_fd()]).expect("sent");
         drop(sent);
-        // The closer is at other work, as with a crowd of another peer.
+        // The thread is at other work, as with a crowd of an earlier device.
         let (open, gate) = mpsc::channel::<()>();
-        closer.run(move || gate.recv().expect("the test goes on"));
+        closer.run(1, move || gate.recv().expect("the test goes on"));
         drop(channel);
-        let hung_up = || {
-            let mut polled = [PollFd::new(&theirs, PollFlags::IN)];
-            poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).expect("polls");
-            polled[0].revents().contains(PollFlags::HUP)
-        };
-        assert!(!hung_up(), "the event loop has closed the socket");
+        assert!(!hung_up(&theirs), "the event loop has closed the socket");
         open.send(()).expect("the closer waits");
-        assert!(readable(&theirs, TIMEOUT) && hung_up());
+        assert!(readable(&theirs, TIMEOUT) && hung_up(&theirs));
         assert_eq!(File::from(kept).read(&mut [0]).expect("the end of the pipe"), 0);
+    }
+
+    // Promise: F118
+    #[tokio::test]
+    #[cfg(not(miri))]
+    async fn messages_of_a_stranger_stay_unread_while_its_queue_is_full() {
+        let (ours, theirs) = socket::pair().expect("a pair");
+        let (_, sent) = rustix::pipe::pipe().expect("a pipe");
+        let closer = Closers::new(1).of(1);
+        let channel = StrangerChannel::<FromDevice, ToDevice>::new(ours, closer.clone()).expect("a channel");
+        let (open, gate) = mpsc::channel::<()>();
+        closer.run(FULL - 1, move || gate.recv().expect("the test goes on"));
+        let messages = 5;
+        for _ in 0..messages {
+            socket::send(&theirs, &[0; control::BYTES], &[sent.as_fd()]).expect("sent");
+        }
+        channel.refuse_messages();
+        let mut unread = 0;
+        let socket = channel.socket().expect("open").get_ref();
+        while socket::receive_from_stranger(socket, &mut [0; control::BYTES], &mut Vec::new())
+            .is_ok_and(|read| read.is_some())
+        {
+            unread += 1;
+        }
+        assert_eq!(unread, messages - 1);
+        open.send(()).expect("the closer waits");
+        eventually("the descriptors are closed", || !closer.is_full());
     }
 }

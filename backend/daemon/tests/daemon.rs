@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{Daemon, DaemonBuilder, Place, children, descriptors, direct_on, is_made_ahead, pid_of};
+use crate::common::{
+    Daemon, DaemonBuilder, Place, Traced, children, descriptors, direct_on, is_made_ahead, pid_of,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_api::v1::VmRequest;
@@ -184,6 +186,34 @@ fn sessions_without_a_supervisor_outlive_a_killed_sluiced() {
     assert!(front.ask("describe").contains("fds"), "the device still works");
     assert!(is_alive(&worker));
     assert_eq!(front.ask("close 1"), "closed 1");
+}
+
+// Promise: F119
+#[test]
+fn vm_whose_ended_device_a_debugger_holds_gets_another_one_later() {
+    let place = Place::new();
+    let daemon = serve(&place);
+    place.make_direct([1, 2]);
+    let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
+    let mut neighbour = place.front(2);
+    let before = pid(&place.vm(1)["device_process"]);
+    let device = watch(before).expect("a process");
+    let debugger = Traced::after_its_end(before);
+    signal(&device, Signal::KILL);
+    wait_gone(&device);
+    wait_gone(&worker);
+    eventually("an event says that the VM waits", || place.has_event("device-waits"));
+    assert_ne!(place.vm(1)["state"], "failed");
+    neighbour.open(1);
+    debugger.release();
+    eventually("the VM has another device", || {
+        let now = &place.vm(1)["device_process"];
+        now.is_u64() && *now != json!(before)
+    });
+    place.front(1).open(2);
+    drop(neighbour);
+    daemon.end();
+    place.wait_empty();
 }
 
 #[test]

@@ -23,11 +23,10 @@ use rustix::{
     process::Signal,
 };
 use serde_json::{Value, json};
-use sluice_api::http;
 use sluice_kit::{
     processes::{is_alive, signal, wait_gone, watch},
     service_manager::ServiceManager,
-    wait::until,
+    wait::{eventually, until},
 };
 use sluice_messages::{
     channel::{Channel, Received},
@@ -325,12 +324,7 @@ fn vm_that_loses_its_device_waits_for_an_absent_launcher() {
     signal(&device, Signal::KILL);
     wait_gone(&device);
     wait_gone(&worker);
-    let waits = || {
-        let path = "/v1/events?follow=false&after=0.0";
-        let mut answer = http::request(&place.run().join("api.sock"), "GET", path, None).expect("an answer");
-        std::iter::from_fn(|| answer.line(64 << 10).ok().flatten()).any(|line| line.contains("device-waits"))
-    };
-    assert!(until(waits, |waits| *waits), "no event says that the VM waits");
+    eventually("an event says that the VM waits", || place.has_event("device-waits"));
     assert_ne!(place.vm(7)["state"], "failed");
 
     services.launcher.away.store(false, Ordering::SeqCst);

@@ -49,6 +49,13 @@ pub fn until<T>(mut ask: impl FnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
     }
 }
 
+/// True if the other end of a socket is closed.
+pub fn hung_up(socket: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut polled, Some(&Timespec::default()))).expect("poll");
+    polled[0].revents().contains(PollFlags::HUP)
+}
+
 /// True if a descriptor is readable, now or within this time.
 pub fn readable(descriptor: &impl AsFd, limit: Duration) -> bool {
     let limit = Timespec::try_from(limit).expect("a time");

@@ -111,7 +111,7 @@ impl Server {
         if self.inventory.is_none() || one_is_left {
             // The probe ends when its socket closes.
             tracing::info!(process, one_is_left, "a probe is refused");
-            return self.closer.close(vec![socket]);
+            return self.closers.of(booking::NO_VM).close(vec![socket]);
         }
         self.booking_probes += 1;
         let sizes = Sizes { context: self.context_bytes, margin: self.custody.margin() };

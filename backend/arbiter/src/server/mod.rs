@@ -46,7 +46,7 @@ use sluice_messages::{
     figures::Upkeep,
     inventory::WHOLE,
 };
-use sluice_runtime::closer::Closer;
+use sluice_runtime::closer::Closers;
 use sluice_sandbox::{DriverList, DriverListError, Role, SandboxError};
 use std::{
     collections::{HashMap, VecDeque},
@@ -93,6 +93,8 @@ pub enum RunError {
 
 /// Events taken from the kernel at once: enough for all workers that a unit may have, so that none is passed over.
 const EVENTS: usize = 8192;
+/// Most threads that close descriptors of workers, one for each VM whose close has not ended.
+const CLOSING_THREADS: usize = 64;
 /// Messages received from `sluiced` or the inventory per turn.
 const MESSAGES: usize = 64;
 /// Milliseconds between measurements of the driver's free memory.
@@ -180,7 +182,8 @@ struct Server {
     held_at: Millis,
     /// Time of the last look for ended workers of a VM.
     looked: HashMap<VmKey, Millis>,
-    closer: Closer,
+    /// A queue per VM of what workers have sent, and of their sockets.
+    closers: Closers,
     /// Number of workers refused for lack of descriptors, and the time of the last log line about it.
     refusals: u64,
     refusal_told: Option<Millis>,
@@ -257,7 +260,7 @@ impl Server {
             held: Vec::new(),
             held_at: 0,
             looked: HashMap::new(),
-            closer: Closer::start()?,
+            closers: Closers::new(CLOSING_THREADS),
             refusals: 0,
             refusal_told: None,
             next_worker: 1,

@@ -120,11 +120,11 @@ impl Server {
     ) -> Result<(), PageError> {
         if !self.custody.admits(vm) {
             tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is refused");
-            self.closer.close(vec![socket]);
+            self.closers.of(vm.vm).close(vec![socket]);
             return Ok(());
         }
         if !self.has_place(vm) {
-            self.closer.close(vec![socket]);
+            self.closers.of(vm.vm).close(vec![socket]);
             self.refused(vm);
             return Ok(());
         }
@@ -138,7 +138,7 @@ impl Server {
         let (page, report, [descriptor, theirs]) = match pages {
             Ok(pages) => pages,
             Err(error) => {
-                self.closer.close(vec![socket]);
+                self.closers.of(vm.vm).close(vec![socket]);
                 return Err(error);
             }
         };
@@ -148,7 +148,7 @@ impl Server {
             Err(error) => {
                 if let Some(socket) = link.close() {
                     self.unwatch(socket.as_fd());
-                    self.closer.close(vec![socket]);
+                    self.closers.of(vm.vm).close(vec![socket]);
                 }
                 return Err(error);
             }
@@ -196,9 +196,11 @@ impl Server {
 
     /// Closes a worker's socket.
     pub(super) fn shut(&mut self, id: WorkerId) {
-        if let Some(socket) = self.links.get_mut(&id).and_then(WorkerLink::close) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let vm = link.vm.vm;
+        if let Some(socket) = link.close() {
             self.unwatch(socket.as_fd());
-            self.closer.close(vec![socket]);
+            self.closers.of(vm).close(vec![socket]);
         }
     }
 
@@ -234,6 +236,7 @@ impl Server {
     }
 
     pub(super) fn receive_from_worker(&mut self, id: WorkerId, hung_up: bool) {
+        let Some(vm) = self.links.get(&id).map(|link| link.vm.vm) else { return };
         let mut strange = Vec::new();
         for _ in 0..REQUESTS {
             let now = self.now();
@@ -278,7 +281,7 @@ impl Server {
             }
             self.custody.request(id, request, now);
         }
-        self.closer.close(strange);
+        self.closers.of(vm).close(strange);
         self.follow();
         self.watch(id);
     }

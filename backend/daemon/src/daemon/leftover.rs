@@ -6,10 +6,10 @@ use sluice_runtime::process::Identity;
 use tokio::time::timeout;
 
 use crate::{
-    handover::launching::Launching,
+    handover::{fd_store, launching::Launching},
     records::state::checkpoint::Checkpoint,
     units::unit,
-    vms::{set::VmSet, vm},
+    vms::set::VmSet,
 };
 
 /// Time limit for the arbiters of an earlier daemon to end.
@@ -48,6 +48,6 @@ pub(super) async fn end_unknown_devices(launching: &Rc<Launching>, vm_set: &VmSe
                 process.kill();
             }
         }
-        launching.fd_store().forget(&vm::socket_name(vm));
+        launching.fd_store().forget(&fd_store::device_name(vm));
     }
 }

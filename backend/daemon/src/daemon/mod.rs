@@ -13,6 +13,7 @@ mod supervisor;
 use std::{io, os::fd::OwnedFd, path::PathBuf, rc::Rc};
 
 use anyhow::{Context as _, Error, Result};
+use sluice_runtime::closer::Closers;
 use tokio::{
     signal::unix::Signal,
     sync::{mpsc::UnboundedReceiver, watch},
@@ -65,16 +66,21 @@ struct Tasks {
     checkpoint: AbortHandle,
 }
 
+/// Most threads that close descriptors of devices, one for each VM whose close has not ended. The service may have 1024 threads, and the
+/// event loop has 512 at most for work that waits for disks.
+const CLOSING_THREADS: usize = 256;
+
 /// Runs until SIGTERM or SIGINT, or until the supervisor's socket closes, or, under a supervisor, a VM cannot be served.
 ///
 /// # Errors
 /// The reason why it could not start, or could not continue.
 pub fn run(configuration: Configuration, supervisor: Option<OwnedFd>) -> Result<()> {
-    let fd_store = FdStore::new().context("cannot take over the passed descriptors")?;
+    let closers = Closers::new(CLOSING_THREADS);
+    let fd_store = FdStore::new(closers.clone()).context("cannot take over the passed descriptors")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut scratch = configuration.scratch.clone();
     scratch.extend(configuration.ephemeral.then(|| configuration.runtime_dir.clone()));
-    let result = LocalSet::new().block_on(&runtime, serve(configuration, supervisor, fd_store));
+    let result = LocalSet::new().block_on(&runtime, serve(configuration, supervisor, fd_store, closers));
     for directory in scratch {
         match std::fs::remove_dir_all(&directory) {
             // The supervisor has removed it already.
@@ -102,8 +108,13 @@ pub fn check_reload(configuration: &Configuration) -> Result<()> {
     adoption::check(configuration).context("the reload is refused")
 }
 
-async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, fd_store: FdStore) -> Result<()> {
-    let mut daemon = Daemon::start(configuration, supervisor, fd_store).await?;
+async fn serve(
+    configuration: Configuration,
+    supervisor: Option<OwnedFd>,
+    fd_store: FdStore,
+    closers: Closers,
+) -> Result<()> {
+    let mut daemon = Daemon::start(configuration, supervisor, fd_store, closers).await?;
     match daemon.run().await? {
         Ending::HandOver => daemon.leave().await,
         Ending::Stop => daemon.end().await,

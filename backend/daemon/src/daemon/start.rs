@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use sluice_runtime::closer::Closer;
+use sluice_runtime::closer::Closers;
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
@@ -51,6 +51,7 @@ impl Daemon {
         configuration: Configuration,
         supervisor: Option<OwnedFd>,
         fd_store: FdStore,
+        closers: Closers,
     ) -> Result<Self> {
         let signals = Signals::new()?;
         let configuration = Rc::new(configuration);
@@ -103,7 +104,7 @@ impl Daemon {
             checkpoint: Rc::clone(&checkpoint),
             event_sender: event_sender.clone(),
             journal: Arc::clone(&journal),
-            closer: Closer::start().context("cannot start a thread")?,
+            closers,
         };
         let vm_set = VmSet::new(context, failure_sender);
         let unit_events = UnitEvents::new(

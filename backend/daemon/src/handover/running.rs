@@ -47,8 +47,11 @@ pub(crate) enum LaunchError {
     #[error("the launcher at {} has another configuration or version than sluiced: both services must have the same options", .0.display())]
     OtherService(PathBuf),
     /// The launcher could not start the process.
-    #[error("the launcher cannot start the process: {}", io::Error::from(*.0))]
+    #[error("the launcher cannot start the process: {}", refusal(*.0))]
     Refused(Errno),
+    /// Earlier devices of the VM have sent descriptors whose close takes long.
+    #[error("descriptors of the VM's earlier devices are not closed yet")]
+    Unclosed,
     /// The launcher ended instead of answering.
     #[error("the launcher has ended")]
     Gone,
@@ -64,9 +67,23 @@ pub(crate) enum LaunchError {
 }
 
 impl LaunchError {
-    /// True if another launcher may soon answer the same request. One that is late may have started the process.
-    pub(crate) const fn is_away(&self) -> bool {
-        matches!(self, LaunchError::NoService { .. } | LaunchError::Gone)
+    /// True if the same request may soon succeed. A launcher that is late may have started the process.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            LaunchError::NoService { .. } | LaunchError::Gone | LaunchError::Unclosed => true,
+            LaunchError::Refused(errno) => *errno == Errno::AGAIN,
+            _ => false,
+        }
+    }
+}
+
+/// The reason of a refusal, for people.
+fn refusal(errno: Errno) -> String {
+    match errno {
+        Errno::AGAIN => {
+            "one before it has not been reaped, as when a debugger holds it, or there are too many".to_owned()
+        }
+        errno => io::Error::from(errno).to_string(),
     }
 }
 

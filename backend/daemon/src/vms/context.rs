@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::Arc};
 
-use sluice_runtime::closer::Closer;
+use sluice_runtime::closer::Closers;
 
 use crate::{
     configuration::Configuration, handover::launching::Launching, records::journal::Journal,
@@ -18,6 +18,6 @@ pub(crate) struct VmContext {
     pub(crate) checkpoint: Rc<Checkpoint>,
     pub(crate) event_sender: UnitEventSender,
     pub(crate) journal: Arc<Journal>,
-    /// Closes descriptors that devices have sent.
-    pub(crate) closer: Closer,
+    /// Close descriptors that devices have sent.
+    pub(crate) closers: Closers,
 }

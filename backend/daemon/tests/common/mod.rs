@@ -127,6 +127,14 @@ impl Place {
         self.look(&format!("/v1/vms/{vm}"))
     }
 
+    /// True if there is an event of this kind.
+    pub(crate) fn has_event(&self, kind: &str) -> bool {
+        let path = "/v1/events?follow=false&after=0.0";
+        let mut answer =
+            sluice_api::http::request(&self.run().join("api.sock"), "GET", path, None).expect("an answer");
+        std::iter::from_fn(|| answer.line(64 << 10).ok().flatten()).any(|line| line.contains(kind))
+    }
+
     /// A unit in the management API.
     pub(crate) fn unit(&self, unit: u32) -> serde_json::Value {
         self.look(&format!("/v1/units/{unit}"))

@@ -4,6 +4,7 @@ use std::process::{Child, Command};
 
 use rustix::fd::AsFd as _;
 use sluice_messages::inventory::Visible;
+use sluice_runtime::closer::Closers;
 use tokio::task::{LocalSet, yield_now};
 
 use super::*;
@@ -34,7 +35,7 @@ impl Played {
             ..Arguments::default()
         };
         let configuration = Rc::new(Configuration::load(arguments).expect("a configuration"));
-        let fd_store = Rc::new(FdStore::new().expect("no descriptors"));
+        let fd_store = Rc::new(FdStore::new(Closers::new(1)).expect("no descriptors"));
         let adoption = Rc::new(Adoption::open(directory.path(), false));
         let launching = Rc::new(Launching::new(configuration, None, fd_store, adoption));
         let (ours, theirs) = socket::pair().expect("a pair");

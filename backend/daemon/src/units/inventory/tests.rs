@@ -5,6 +5,7 @@ use crate::{
     records::state::adoption::Adoption,
 };
 use sluice_messages::inventory::{InstancePlaces, PciAddress, WHOLE};
+use sluice_runtime::closer::Closers;
 use tokio::{task::LocalSet, time::Instant as Clock};
 
 const LARGE: InstanceProfile = InstanceProfile { id: 9, slices: 3, ..SMALL };
@@ -39,7 +40,7 @@ fn with(
         };
         let configuration = Rc::new(Configuration::load(arguments).expect("a configuration"));
         let (event_sender, _heard) = tokio::sync::mpsc::unbounded_channel();
-        let fd_store = Rc::new(FdStore::new().expect("nothing is passed"));
+        let fd_store = Rc::new(FdStore::new(Closers::new(1)).expect("nothing is passed"));
         let adoption = Rc::new(Adoption::open(&configuration.runtime_dir, false));
         let launching = Launching::new(configuration, None, fd_store, adoption);
         let inventory = Inventory::new(Rc::new(launching), event_sender);

@@ -181,6 +181,7 @@ impl Unit {
 mod tests {
     use std::{path::Path, rc::Rc};
 
+    use sluice_runtime::closer::Closers;
     use tokio::task::{LocalSet, spawn_local, yield_now};
 
     use super::*;
@@ -200,7 +201,7 @@ mod tests {
             ..Arguments::default()
         };
         let configuration = Rc::new(Configuration::load(arguments).expect("a configuration"));
-        let fd_store = Rc::new(FdStore::new().expect("no descriptors"));
+        let fd_store = Rc::new(FdStore::new(Closers::new(1)).expect("no descriptors"));
         let adoption = Rc::new(Adoption::open(directory, false));
         let launching = Rc::new(Launching::new(Rc::clone(&configuration), None, fd_store, adoption));
         let checkpoint = Rc::new(Checkpoint::open(directory).expect("a checkpoint"));

@@ -1,6 +1,6 @@
 //! The process of a VM's device: adopted or started, served, and ended.
 
-use super::{DeviceProcess, KILLED, Vm, VmError, VmPhase, socket_name};
+use super::{DeviceProcess, KILLED, Vm, VmError, VmPhase};
 use std::{
     collections::BTreeMap,
     os::fd::AsFd as _,
@@ -17,7 +17,11 @@ use tokio::{
 };
 
 use crate::{
-    handover::running::{LaunchError, Started},
+    channel::discard_stranger,
+    handover::{
+        fd_store::device_name,
+        running::{LaunchError, Started},
+    },
     records::{state::adoption::DeviceRecord, unit_event::UnitEvent},
     spec::VmSpec,
 };
@@ -26,7 +30,7 @@ use crate::{
 const RESTARTS: u32 = 3;
 /// Restarts per second in the long run.
 const RESTART_RATE: f64 = 0.1;
-/// Time for which a VM that has lost its device waits for an absent launcher before it fails, and the time between two tries.
+/// Time for which a VM that has lost its device waits for another before it fails, and the time between two tries.
 const AWAY: Duration = Duration::from_secs(600);
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -82,8 +86,12 @@ impl Vm {
     /// Adopts the device of the last daemon, with its sessions.
     pub(super) async fn adopt_device(&self) -> Option<Rc<DeviceProcess>> {
         let record = self.launching.adoption().take_device(self.id())?;
-        let socket = self.launching.fd_store().take(&socket_name(self.id()))?;
-        let process = self.launching.open(record.process).await?;
+        let socket = self.launching.fd_store().take(&device_name(self.id()))?;
+        let Some(process) = self.launching.open(record.process).await else {
+            self.launching.fd_store().forget(&device_name(self.id()));
+            discard_stranger(socket, &self.closer);
+            return None;
+        };
         let number = process.number();
         let device_process = DeviceProcess::new(Started { process, socket }, self.closer.clone())
             .inspect_err(|error| tracing::error!(vm = self.id(), %error, "cannot adopt the device"))
@@ -100,7 +108,8 @@ impl Vm {
         Some(device_process)
     }
 
-    /// Starts the device. If the VM had one before, this waits for an absent launcher, at most for [`AWAY`]; the journal has it.
+    /// Starts the device. If the VM had one before, this waits for an absent launcher, for the last device that the launcher cannot reap yet,
+    /// and for descriptors of devices that are not closed yet, at most for [`AWAY`]; the journal has it.
     /// `None` if `stop` is set meanwhile.
     async fn start_device_again(
         &self,
@@ -110,12 +119,12 @@ impl Vm {
         let mut told = false;
         loop {
             let error = match Box::pin(self.start_device()).await {
-                Err(error) if had_one && error.is_away() && began.elapsed() < AWAY => error,
+                Err(error) if had_one && error.may_pass() && began.elapsed() < AWAY => error,
                 started => return started.map(Some),
             };
             if !core::mem::replace(&mut told, true) {
-                tracing::warn!(vm, %error, "the VM has no device until the launcher is back");
-                self.tell("device-waits", format!("{error}; it is started once the launcher is back"));
+                tracing::warn!(vm, %error, "the VM has no device; trying again");
+                self.tell("device-waits", format!("{error}; another try follows each second"));
             }
             tokio::select! {
                 () = sleep(AGAIN) => {}
@@ -130,11 +139,14 @@ impl Vm {
             return Ok(device_process);
         }
         let VmSpec { id: vm, scanouts, direct, fixed_arena, .. } = self.spec.get();
+        if self.closer.is_full() {
+            return Err(LaunchError::Unclosed);
+        }
         let fixed_arena = fixed_arena.unwrap_or(0);
         let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct, fixed_arena };
         let started = self.launching.start(request).await?;
         tracing::info!(vm, process = started.process.number(), "started the device");
-        self.launching.fd_store().keep(&socket_name(vm), started.socket.as_fd());
+        self.launching.fd_store().keep(&device_name(vm), started.socket.as_fd());
         let record = DeviceRecord {
             process: started.process.identity(),
             direct: Some(direct),
@@ -187,7 +199,7 @@ impl Vm {
         device_process.over.send_replace(true);
         self.dismiss_warm();
         let vm = self.id();
-        self.launching.fd_store().forget(&socket_name(vm));
+        self.launching.fd_store().forget(&device_name(vm));
         self.launching.adoption().note(|all| _ = all.devices.remove(&vm));
         if running {
             // It has nothing to save.

@@ -111,11 +111,6 @@ impl Fences {
     }
 }
 
-/// The name of a device's socket in the fd store.
-pub(crate) fn socket_name(vm: u32) -> String {
-    format!("device-{vm}")
-}
-
 /// The state of a VM's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VmPhase {
@@ -181,7 +176,7 @@ impl Vm {
         units: Option<Rc<[Rc<Unit>]>>,
         context: &VmContext,
     ) -> Rc<Self> {
-        let VmContext { configuration, launching, units: _, checkpoint, event_sender, journal, closer } =
+        let VmContext { configuration, launching, units: _, checkpoint, event_sender, journal, closers } =
             context;
         let now = Instant::now();
         let starts = StartTurns::new(configuration.starts_per_second, configuration.starts_at_once);
@@ -189,7 +184,7 @@ impl Vm {
             spec: Cell::new(spec),
             subject,
             journal: Arc::clone(journal),
-            closer: closer.clone(),
+            closer: closers.of(spec.id),
             draining: Cell::new(false),
             phase: watch::Sender::new(VmPhase::Starting),
             begun: Cell::new(0),
