@@ -327,10 +327,10 @@ impl Words {
         let _ = futex::wait(self.word32(at), futex::Flags::empty(), value, Some(&limit));
     }
 
-    /// Wakes all threads, in any process, that sleep for the 32-bit word at `at`.
-    pub fn wake(&self, at: usize) {
+    /// Wakes at most so many threads, in any process, that sleep for the 32-bit word at `at`.
+    pub fn wake(&self, at: usize, most: u32) {
         // It fails only if there is no such word.
-        let _ = futex::wake(self.word32(at), futex::Flags::empty(), i32::MAX.unsigned_abs());
+        let _ = futex::wake(self.word32(at), futex::Flags::empty(), most);
     }
 
     #[inline]

@@ -68,13 +68,13 @@ impl Page {
         words.store_u32(page::OPEN, u32::from(open), Ordering::Release);
     }
 
-    /// Writes the permit, and wakes threads that wait for it.
+    /// Writes the permit, and wakes threads that wait for it: no more than a worker has, because the kernel wakes them in this thread's time.
     pub fn permit(&self, permit: u32) {
         let words = self.words();
         let before = words.load_u32(page::PERMIT, Ordering::Relaxed);
         words.store_u32(page::PERMIT, permit, Ordering::SeqCst);
         if before & !page::TELL == 0 && permit & !page::TELL != 0 {
-            words.wake(page::PERMIT);
+            words.wake(page::PERMIT, page::SLEEPERS);
         }
     }
 }
@@ -141,5 +141,54 @@ impl Report {
             ended,
             busy: Duration::from_nanos(busy.saturating_add(since)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        fs,
+        sync::{Arc, mpsc::channel},
+        thread,
+    };
+
+    use sluice_kit::wait::{TIMEOUT, eventually};
+
+    /// True if a thread of this process sleeps; false if it has ended.
+    fn is_asleep(thread: i32) -> bool {
+        let Ok(stat) = fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return false };
+        stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"))
+    }
+
+    // Promise: F120
+    #[test]
+    #[cfg(not(miri))]
+    fn permit_wakes_no_crowd_of_a_worker_s_threads() {
+        const CROWD: usize = 64;
+        let (page, _descriptor) = Page::new(1).expect("a page");
+        let page = Arc::new(page);
+        let (sender, receiver) = channel();
+        let crowd: Vec<_> = (0..CROWD)
+            .map(|_| {
+                let (page, sender) = (Arc::clone(&page), sender.clone());
+                thread::spawn(move || {
+                    sender.send(rustix::thread::gettid().as_raw_nonzero().get()).expect("the test goes on");
+                    page.words().sleep_while(page::PERMIT, 0, 2 * TIMEOUT);
+                })
+            })
+            .collect();
+        let threads: Vec<i32> = receiver.iter().take(CROWD).collect();
+        let asleep = || threads.iter().filter(|thread| is_asleep(**thread)).count();
+        eventually("the crowd sleeps", || asleep() == CROWD);
+        let mut left = CROWD;
+        while left > 0 {
+            page.permit(1);
+            left = left.saturating_sub(page::SLEEPERS as usize);
+            eventually("the permit wakes some", || asleep() <= left);
+            assert!(asleep() >= left, "the permit has woken more");
+            page.permit(0);
+        }
+        crowd.into_iter().for_each(|thread| thread.join().expect("it has slept"));
     }
 }

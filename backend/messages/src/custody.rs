@@ -136,8 +136,10 @@ pub mod page {
     /// Used bytes of the quota: those lent to all workers of the VM, except idle ones, and those of drivers.
     pub const USED: usize = 24;
     /// Microseconds of estimated work that the worker may have under way; 0 if it may submit none. [`TELL`] may be set in the same word.
-    /// A futex: its waiters are woken when it changes from 0.
+    /// A futex: [`SLEEPERS`] of its waiters are woken when it changes from 0.
     pub const PERMIT: usize = 32;
+    /// More than the threads of a worker that wait for [`PERMIT`] at once: its submitter and its helpers.
+    pub const SLEEPERS: u32 = 8;
     /// Another VM waits for the device: the worker rings once it has no work. A worker without a permit rings in any case then,
     /// when it needs a permit, and when the device begins held work.
     pub const TELL: u32 = 1 << 31;

@@ -352,7 +352,7 @@ impl Time {
     pub(crate) fn set(&self, permit: u32) {
         let Some(account) = self.devices.first() else { return };
         account.permit.store_u32(page::PERMIT, permit, Ordering::Release);
-        account.permit.wake(page::PERMIT);
+        account.permit.wake(page::PERMIT, page::SLEEPERS);
     }
 
     /// Pieces in flight on the first device, and nanoseconds counted.
