@@ -5,6 +5,7 @@
 //! closed first, so no loop that serves several VMs closes one itself. Each VM has a queue, and a thread while the queue has
 //! work, so a close of one VM holds up no other's.
 
+use crate::limited;
 use rustix::fd::OwnedFd;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,8 +16,9 @@ use std::{
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Descriptors of one owner from which on its queue is full. A message of a peer has 253 at most.
-pub const FULL: usize = 512;
+/// A queue with this many descriptors that are not closed is full: more than the sockets of all sessions of a VM. A message of a peer has
+/// 253 at most.
+pub const FULL: usize = 600;
 
 /// The queues of all owners, and their threads.
 #[derive(Clone, Debug)]
@@ -32,6 +34,8 @@ struct OwnerQueues {
     /// The owners whose work waits for a thread, in the order of their turns.
     waiting: VecDeque<u32>,
     threads: usize,
+    /// Threads that are at work. The others were started for owners that wait.
+    working: usize,
 }
 
 #[derive(Default)]
@@ -66,6 +70,11 @@ impl Closers {
         Closer { closers: self.clone(), owner }
     }
 
+    /// True if no further descriptors of an owner should be received, because [`FULL`] or more are not closed yet.
+    pub fn is_full(&self, owner: u32) -> bool {
+        self.lock().by_owner.get(&owner).is_some_and(|queue| queue.descriptors >= FULL)
+    }
+
     fn lock(&self) -> MutexGuard<'_, OwnerQueues> {
         // No code panics while it has the lock.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
@@ -79,14 +88,14 @@ impl Closers {
         let queue = queues.by_owner.entry(owner).or_default();
         queue.descriptors += descriptors;
         queue.work.push_back((descriptors, work));
-        if queues.waiting.is_empty() || queues.threads >= self.most_threads {
+        if queues.waiting.len() <= queues.threads - queues.working || queues.threads >= self.most_threads {
             return;
         }
         let closers = self.clone();
         match thread::Builder::new().name("closer".to_owned()).spawn(move || closers.work()) {
             Ok(_) => queues.threads += 1,
             // The next work tries again.
-            Err(error) => tracing::error!(%error, "cannot start a thread that closes descriptors"),
+            Err(error) => limited!(error, %error, "cannot start a thread that closes descriptors"),
         }
     }
 
@@ -96,9 +105,11 @@ impl Closers {
         while let Some(owner) = queues.waiting.pop_front() {
             let next = queues.by_owner.get_mut(&owner).and_then(|queue| queue.work.pop_front());
             let Some((descriptors, work)) = next else { continue };
+            queues.working += 1;
             drop(queues);
             work();
             queues = self.lock();
+            queues.working -= 1;
             let Some(queue) = queues.by_owner.get_mut(&owner) else { continue };
             queue.descriptors -= descriptors;
             if queue.work.is_empty() {
@@ -124,9 +135,9 @@ impl Closer {
         self.closers.add(self.owner, descriptors, Box::new(work));
     }
 
-    /// True if no further descriptors should be received, because [`FULL`] or more are not closed yet.
+    /// As [`Closers::is_full`], for this owner.
     pub fn is_full(&self) -> bool {
-        self.closers.lock().by_owner.get(&self.owner).is_some_and(|queue| queue.descriptors >= FULL)
+        self.closers.is_full(self.owner)
     }
 }
 
@@ -179,6 +190,18 @@ mod tests {
         assert!(behind.try_recv().is_err(), "an owner's work is done in order");
         drop(hung);
         behind.recv_timeout(TIMEOUT).expect("closed behind the hung close");
+        eventually("threads are left", || is_idle(&closers));
+    }
+
+    // Promise: F118
+    #[test]
+    fn owner_with_much_work_has_one_thread() {
+        let closers = Closers::new(100);
+        let closer = closers.of(1);
+        // No thread takes anything while the queues are locked, as on a busy machine.
+        let all: Vec<_> = (0..100).map(|_| hang(&closer)).collect();
+        assert_eq!(closers.lock().threads, 1);
+        drop(all);
         eventually("threads are left", || is_idle(&closers));
     }
 

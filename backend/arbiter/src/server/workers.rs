@@ -123,7 +123,7 @@ impl Server {
             self.closers.of(vm.vm).close(vec![socket]);
             return Ok(());
         }
-        if !self.has_place(vm) {
+        if self.closers.is_full(vm.vm) || !self.has_place(vm) {
             self.closers.of(vm.vm).close(vec![socket]);
             self.refused(vm);
             return Ok(());
@@ -248,6 +248,12 @@ impl Server {
             }
             let (request, since) = match link.held.take() {
                 Some(held) => held,
+                // Each worker could leave some hundred more.
+                None if self.closers.is_full(vm) => {
+                    self.custody
+                        .abuse(id, "belongs to a VM that has sent descriptors whose close takes long");
+                    break;
+                }
                 None => match link.receive(&mut strange) {
                     Incoming::Request(request) => (request, now),
                     Incoming::Nothing => break,

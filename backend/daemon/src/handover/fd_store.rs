@@ -25,6 +25,8 @@ use crate::channel::discard_stranger;
 const NOTIFY: &str = "NOTIFY_SOCKET";
 /// The start of the names of sockets to devices; the VM's number follows.
 const DEVICE: &str = "device-";
+/// The owner, no VM, of sockets whose VM is unknown.
+const ORPHANS: u32 = 0;
 /// Variables that are not passed on to children.
 pub(crate) const VARIABLES: [&str; 6] =
     [NOTIFY, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC"];
@@ -135,6 +137,13 @@ impl FdStore {
             turn.tick().await;
             log_failure(sd_notify::notify(&[NotifyState::Watchdog]));
         }
+    }
+}
+
+impl FdStore {
+    /// Closes the socket of a process that was started for an earlier daemon, whichever its VM is.
+    pub(crate) fn discard_orphan(&self, socket: OwnedFd) {
+        discard_stranger(socket, &self.closers.of(ORPHANS));
     }
 }
 

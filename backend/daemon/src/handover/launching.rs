@@ -210,7 +210,10 @@ impl Launching {
                     FromLauncher::Settled {} => return Ok(()),
                     // The process's socket is first, its pidfd second.
                     FromLauncher::Started { .. } => {
-                        descriptors.get(1).into_iter().for_each(|pidfd| kill(pidfd.as_fd()));
+                        let mut descriptors = descriptors.into_iter();
+                        let socket = descriptors.next();
+                        descriptors.next().into_iter().for_each(|pidfd| kill(pidfd.as_fd()));
+                        socket.into_iter().for_each(|socket| self.fd_store.discard_orphan(socket));
                     }
                     FromLauncher::Failed { .. }
                     | FromLauncher::Found { .. }

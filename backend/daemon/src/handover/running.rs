@@ -81,7 +81,7 @@ impl LaunchError {
 fn refusal(errno: Errno) -> String {
     match errno {
         Errno::AGAIN => {
-            "one before it has not been reaped, as when a debugger holds it, or there are too many".to_owned()
+            "an earlier one has not been reaped, as when a debugger holds it, or there are too many processes, or no user is free".to_owned()
         }
         errno => io::Error::from(errno).to_string(),
     }
@@ -246,5 +246,18 @@ pub(super) async fn ask(
             Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
         }
         answer => Ok(answer),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promise: F119
+    #[test]
+    fn device_is_requested_again_only_after_failures_that_may_pass() {
+        assert!(LaunchError::Unclosed.may_pass() && LaunchError::Gone.may_pass());
+        assert!(LaunchError::Refused(Errno::AGAIN).may_pass());
+        assert!(!LaunchError::Refused(Errno::NOENT).may_pass() && !LaunchError::Malformed.may_pass());
     }
 }

@@ -183,6 +183,11 @@ impl Adoption {
         self.before.take();
     }
 
+    /// True if there is a record of a VM's device that nothing has taken.
+    pub(crate) fn has_device(&self, vm: u32) -> bool {
+        self.before.borrow().devices.contains_key(&vm)
+    }
+
     /// Takes the record of a VM's device.
     pub(crate) fn take_device(&self, vm: u32) -> Option<DeviceRecord> {
         self.before.borrow_mut().devices.remove(&vm)

@@ -115,7 +115,8 @@ impl Vm {
         &self,
         stop: &mut watch::Receiver<bool>,
     ) -> Result<Option<Rc<DeviceProcess>>, LaunchError> {
-        let (vm, had_one, began) = (self.id(), self.phase() == VmPhase::Running, Instant::now());
+        let (vm, began) = (self.id(), Instant::now());
+        let had_one = self.phase() == VmPhase::Running || self.launching.adoption().has_device(vm);
         let mut told = false;
         loop {
             let error = match Box::pin(self.start_device()).await {
