@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 
 /// Waits in a row that may outlast polling, or naps, before a side does without them.
 pub const VAIN: u32 = 4;
-/// Then a wait begins with them as a trial, the first after so many; the distances double up to the last.
+/// Waits in a row before the first trial. The distance to the next trial doubles up to [`LAST_TRIAL`].
 pub const FIRST_TRIAL: u32 = 8;
 const LAST_TRIAL: u32 = 64;
 

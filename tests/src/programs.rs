@@ -52,8 +52,8 @@ pub fn compile_all() -> Result<Vec<Program>> {
     compile_folder(&paths::workspace().join("tests/programs"), &USUAL)
 }
 
-/// Compiles all programs for a bundle that travels to unknown GPUs: with code for more of them than [`compile_all`], and with the
-/// shared runtime, because each program with the static one has 0.8 MiB. Returns the programs and the runtime, which must lie in
+/// Compiles all programs for a bundle that travels to other machines: with the shared runtime, because each program with the static one has
+/// 0.8 MiB. Returns the programs and the runtime, which must lie in
 /// the folder of the programs.
 ///
 /// # Errors

@@ -144,8 +144,8 @@ const POLLS: u32 = 16;
 const NAPS: Duration = Duration::from_millis(5);
 /// A nap lasts this fraction of the wait so far, within bounds; the kernel adds some twenty microseconds.
 const PART: u32 = 64;
-/// On a virtual machine, whose timer is trapped, a nap of 5 µs takes 20 µs and ends before the kernel has run another thread of this
-/// processor, which may be the one that is waited for. One of 10 µs takes 25 µs and gives way.
+/// Where a hypervisor traps the timer, a shorter nap ends before the kernel has run another thread of this processor, which may be the one
+/// that is waited for, and takes hardly less time.
 const SHORTEST_NAP: Duration = Duration::from_micros(10);
 const LONGEST_NAP: Duration = Duration::from_micros(20);
 /// Threads of a process that nap at a time. The others sleep: many napping threads would load the machine.

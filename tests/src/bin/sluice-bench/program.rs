@@ -3,7 +3,7 @@
 
 use crate::{
     cuda::Cuda,
-    measure::{Rounds, Samples, nanoseconds},
+    measure::{Rounds, Samples, nanoseconds, warm_up},
     rows::is_wanted,
     turns::Client,
 };
@@ -102,7 +102,7 @@ fn add(samples: &mut Samples, answer: Vec<Vec<f64>>) -> Result<()> {
     Ok(())
 }
 
-/// The times of so many steps of a program, after one that is not counted.
+/// The times of so many steps of a program in steady state.
 pub(crate) fn steps(cuda: &Cuda, name: &str, times: usize) -> Result<Vec<f64>> {
     let Some(program) = PROGRAMS.iter().find(|program| program.name == name) else {
         bail!("no such measurement: {name}")
@@ -111,20 +111,22 @@ pub(crate) fn steps(cuda: &Cuda, name: &str, times: usize) -> Result<Vec<f64>> {
     let kernel = cuda.kernel(IMAGE, c"last_p1")?;
     let device = cuda.allocate(program.batch.max(program.result).max(1))?;
     let (batch, mut result) = (vec![1; program.batch], vec![0; program.result]);
-    let mut samples = Vec::with_capacity(times);
-    for step in 0..=times {
-        let start = Instant::now();
+    let mut step = || {
         if !batch.is_empty() {
             cuda.copy_in(device, &batch)?;
         }
         (0..program.kernels).try_for_each(|_| cuda.launch(kernel, &mut [length]))?;
         match result.is_empty() {
-            true => cuda.synchronise()?,
-            false => cuda.copy_out(&mut result, device)?,
+            true => cuda.synchronise(),
+            false => cuda.copy_out(&mut result, device),
         }
-        if step > 0 {
-            samples.push(nanoseconds(start.elapsed()));
-        }
+    };
+    warm_up(&mut step)?;
+    let mut samples = Vec::with_capacity(times);
+    for _ in 0..times {
+        let start = Instant::now();
+        step()?;
+        samples.push(nanoseconds(start.elapsed()));
     }
     cuda.free(device).context("the memory of a program")?;
     Ok(samples)

@@ -280,7 +280,11 @@ fn copies(cuda: &Cuda, size: usize, pinned: bool, names: &[String; 2]) -> Result
             warm_up(&mut copy)?;
             samples.time(times, &mut copy)
         };
-        Rounds::take(number, own, &mut memcpy)
+        let yardstick = |samples: &mut Samples| {
+            memcpy(&mut Samples::default())?;
+            memcpy(samples)
+        };
+        Rounds::take(number, own, yardstick)
     };
     let inwards = measure(Box::new(|| cuda.copy_in(device, host.bytes())))?;
     let outwards = measure(Box::new(|| cuda.copy_out(host.bytes(), device)))?;
