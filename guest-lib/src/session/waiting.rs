@@ -144,7 +144,7 @@ const POLLS: u32 = 16;
 const NAPS: Duration = Duration::from_millis(5);
 /// A nap lasts this fraction of the wait so far, within bounds; the kernel adds some twenty microseconds.
 const PART: u32 = 64;
-/// Where a hypervisor traps the timer, a shorter nap ends before the kernel has run another thread of this processor, which may be the one
+/// If a hypervisor traps the timer, a shorter nap ends before the kernel has run another thread of this processor, which may be the one
 /// that is waited for, and takes hardly less time.
 const SHORTEST_NAP: Duration = Duration::from_micros(10);
 const LONGEST_NAP: Duration = Duration::from_micros(20);
