@@ -19,6 +19,8 @@ use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sluice_kit::figures::median;
 use sluice_kit::front_end::{EventFd, FREE, FrontEnd, memory};
+use sluice_kit::processes::{wait_gone, watch};
+use sluice_kit::wait::until;
 use sluice_protocol::{session, shared::Shared as _};
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
@@ -72,6 +74,12 @@ const ANSWERS: usize = 20;
 const LIE: Duration = Duration::from_secs(2);
 /// Lying workers of one VM that stay until the attack is over: one user's programs may have that many sessions.
 const HERD: usize = 64;
+/// The VM whose front-end cuts its memory.
+const CUTTER: u32 = 1;
+/// Number of cuts: a device is started so many times without a pause.
+const CUTS: usize = 3;
+/// The line of a device that misses a page.
+const MISSING: &str = "sluice-device: a page of shared memory is not there any more (SIGBUS)";
 /// Time between two deaths of lying workers.
 const DEATH: Duration = Duration::from_millis(200);
 
@@ -691,4 +699,58 @@ fn neighbour_that_needs_the_arbiter_is_served_beside_each_attack() -> Result<()>
         sluice_skip::skip("the comparison with a harmless load needs two processors");
     }
     Ok(())
+}
+
+/// Opens a session of a VM with memory that can be cut, cuts it, and waits until the device and the worker are gone.
+fn cut_memory(tenants: &Tenants) -> Result<()> {
+    let socket = tenants.socket(CUTTER);
+    let (mut guest, file) = until(
+        || {
+            let file = memory(SealFlags::empty());
+            let same = rustix::io::fcntl_dupfd_cloexec(&file, 0).ok()?;
+            Some((FrontEnd::with_memory(&socket, file).ok()?, same))
+        },
+        Option::is_some,
+    )
+    .context("the device accepts memory without seals")?;
+    let device = until(|| tenants.device(CUTTER).ok(), Option::is_some).context("a device")?;
+    ensure!(guest.context(1) == 0x1100, "no context");
+    guest.open(1, 10, FREE);
+    let state = until(|| guest.state(FREE), |state| *state == session::READY);
+    ensure!(state == session::READY, "the session is in state {state}");
+    let processes = [vec![device], tenants.workers(CUTTER)?].concat();
+    ensure!(processes.len() == 2, "{processes:?}");
+    let processes = processes.into_iter().map(|process| watch(process).context("a process"));
+    let processes = processes.collect::<Result<Vec<_>>>()?;
+    rustix::fs::ftruncate(&file, 0)?;
+    // The device reads the ring, which is cut off; this process does not.
+    ensure!(guest.start(1).is_err(), "the device has read memory that is cut off");
+    processes.iter().for_each(wait_gone);
+    Ok(())
+}
+
+// Promise: V30, V31
+#[test]
+fn neighbour_computes_beside_a_trusted_front_end_that_cuts_its_memory() -> Result<()> {
+    let mut options = Options::with_limits(DEVICE_MIB, &QUOTAS_MIB[..2]);
+    let (cutter, settings) = &mut options.vms[0];
+    ensure!(*cutter == CUTTER, "another VM");
+    settings.direct = false;
+    options.arguments.push("--trust-vmm-memory".to_owned());
+    let tenants = Tenants::start(&Binaries::locate()?, &options)?;
+    let mut pulse = Pulse::start(&tenants, &programs::hostile("pulse")?, None)?;
+    let neighbour = tenants.device(NEIGHBOUR)?;
+    for _ in 0..CUTS {
+        std::thread::scope(|scope| {
+            let measured = scope.spawn(|| pulse.beat(ROUND_MILLISECONDS).map(drop));
+            let cut = cut_memory(&tenants);
+            measured.join().map_err(|_| anyhow!("the neighbour panicked"))?.and(cut)
+        })?;
+    }
+    pulse.beat(AFTER_MILLISECONDS).context("after the cuts")?;
+    ensure!(tenants.device(NEIGHBOUR)? == neighbour, "the neighbour has another device");
+    pulse.end()?;
+    let log = tenants.printed();
+    ensure!(log.matches(MISSING).count() == CUTS, "{}", tail(&log, 40));
+    tenants.stop()
 }
