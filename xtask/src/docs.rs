@@ -116,7 +116,7 @@ fn protocol() -> String {
     }
     text.push_str(
         "\n## Functions of the driver\n\n\
-         `local` is answered in the guest, `hand` uses the calls above, `forward` only makes one of them, `contextless` does so \
+         `local` is answered in the guest, `hand` uses the calls above, `scalar` does so with handles and numbers alone, `forward` only makes one of them, `contextless` does so \
          without a context, `driver` is for the \
          worker alone. *Since* is the CUDA version in which the function appeared.\n\n\
          | id | since | class | function | with the thread's own default stream |\n|---|---|---|---|---|\n",

@@ -47,7 +47,7 @@ macro_rules! method {
         #[doc = concat!("`", stringify!($name), "`.")]
         pub fn $name(&self, $($in: impl TryInto<$from>),*) -> Result<($($result),*)> {
             $(let $in: $from = number($in)?;)*
-            $(let mut $out: $result = 0;)*
+            $(let mut $out: $result = number(0_u8)?;)*
             call!(self.$name($($argument),*))?;
             Ok(($($out),*))
         }
