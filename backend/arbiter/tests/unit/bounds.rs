@@ -2,6 +2,7 @@
 
 use crate::{
     MIB,
+    crowd::{MOST_DESCRIPTORS, Played},
     host::{Host, Options, null_driver},
 };
 use rustix::{fd::AsFd as _, net::sockopt::set_socket_linger};
@@ -125,6 +126,60 @@ fn vm_with_many_workers_leaves_descriptors_for_others() {
     host.assert_sound();
 }
 
+/// A socket whose last close waits until the other end has read, for longer than an answer to a take may need.
+fn slow_to_close() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (unread, _) = listener.accept().unwrap();
+    slow.set_nonblocking(true).unwrap();
+    while (&slow).write(&[0; 65536]).is_ok() {}
+    slow.set_nonblocking(false).unwrap();
+    set_socket_linger(&slow, Some(10 * TIMEOUT)).unwrap();
+    (slow, unread)
+}
+
+// Promise: F118
+#[test]
+fn vm_with_many_descriptors_that_are_not_closed_gets_no_other_worker() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let start = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut processes: Vec<_> = (0..4).map(|_| start()).collect();
+    let workers: Vec<Played> = processes.iter().map(|process| Played::join(&host, 1, process)).collect();
+    let (slow, unread) = slow_to_close();
+    let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
+    // The arbiter gets the socket when no other process has it any more.
+    host.stop();
+    let mut strange = vec![pipe.as_fd(); MOST_DESCRIPTORS];
+    strange[0] = slow.as_fd();
+    workers[0].send_with(&strange);
+    drop(slow);
+    host.go_on();
+    let ended = |process: &mut std::process::Child| process.try_wait().unwrap().is_some();
+    eventually("the end of the first", || ended(&mut processes[0]));
+    for of in 1..3 {
+        workers[of].send_with(&[pipe.as_fd(); MOST_DESCRIPTORS]);
+        eventually("the end of another", || ended(&mut processes[of]));
+    }
+    // The last has sent no descriptor.
+    workers[3].send_with(&[]);
+    eventually("the end of the last", || ended(&mut processes[3]));
+    let mut late = start();
+    let refused = Played::sent(&host, 1, &late);
+    // The arbiter takes messages in their order.
+    let neighbour = host.worker(2);
+    let lease = neighbour.take(2 * MIB).unwrap();
+    assert_eq!(neighbour.ask(&format!("give-only {lease}")), "0");
+    assert!(refused.has_no_answer(), "a worker is served");
+    drop(unread);
+    assert!(!refused.is_welcomed());
+    eventually("the VM is served again", || Played::sent(&host, 1, &late).is_welcomed());
+    late.kill().unwrap();
+    late.wait().unwrap();
+    host.assert_sound();
+}
+
 // Promise: F83
 #[test]
 fn descriptor_that_takes_long_to_close_delays_no_neighbour() {
@@ -132,14 +187,7 @@ fn descriptor_that_takes_long_to_close_delays_no_neighbour() {
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
     let (mut stranger, neighbour) = (host.worker(1), host.worker(2));
-    // Its last close waits until the other end has read, for longer than an answer to a take may need.
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (_unread, _) = listener.accept().unwrap();
-    slow.set_nonblocking(true).unwrap();
-    while (&slow).write(&[0; 65536]).is_ok() {}
-    slow.set_nonblocking(false).unwrap();
-    set_socket_linger(&slow, Some(10 * TIMEOUT)).unwrap();
+    let (slow, _unread) = slow_to_close();
     assert_eq!(stranger.ask("serial"), "0", "it has been welcomed");
     // The arbiter gets it when no other process has it any more.
     host.stop();

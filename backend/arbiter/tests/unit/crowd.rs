@@ -6,7 +6,8 @@ use crate::{
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fd::{AsFd as _, OwnedFd},
+    fd::{AsFd as _, BorrowedFd, OwnedFd},
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
     process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit},
 };
 use sluice_kit::{
@@ -20,6 +21,8 @@ use sluice_messages::{
 use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 use std::{
+    io::IoSlice,
+    mem::MaybeUninit,
     process::Child,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
@@ -27,6 +30,8 @@ use std::{
 };
 
 const CROWD: usize = 512;
+/// Descriptors of a message at most (`SCM_MAX_FD` of the kernel).
+pub(crate) const MOST_DESCRIPTORS: usize = 253;
 const ROUNDS: usize = 9;
 /// Chunks that the neighbour takes in a round.
 const TAKES: usize = 40;
@@ -36,13 +41,20 @@ const TURN: Duration = Duration::from_millis(1);
 const LONGER: f64 = 5.0;
 
 /// A worker of which only the socket is real: all of them have one process.
-struct Played {
+pub(crate) struct Played {
     custody: OwnedFd,
     serial: u64,
 }
 
 impl Played {
-    fn join(host: &Host, vm: u32, process: &Child) -> Played {
+    pub(crate) fn join(host: &Host, vm: u32, process: &Child) -> Played {
+        let worker = Played::sent(host, vm, process);
+        assert!(worker.is_welcomed(), "a worker is refused");
+        worker
+    }
+
+    /// A worker that the arbiter is told of.
+    pub(crate) fn sent(host: &Host, vm: u32, process: &Child) -> Played {
         let (custody, theirs) = socket::pair().unwrap();
         let pidfd = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).unwrap();
         let message = ToArbiter::Worker {
@@ -54,10 +66,33 @@ impl Played {
             grouped: false,
         };
         host.send(message, &[theirs.as_fd(), pidfd.as_fd()]);
-        let worker = Played { custody, serial: 0 };
-        assert!(readable(&worker.custody, TIMEOUT), "a worker is not welcomed");
-        assert!(matches!(worker.receive(), CustodyAnswer::Welcome { .. }));
-        worker
+        Played { custody, serial: 0 }
+    }
+
+    /// Waits for the answer of the arbiter; `false` if it closes the socket.
+    pub(crate) fn is_welcomed(&self) -> bool {
+        assert!(readable(&self.custody, TIMEOUT), "a worker has no answer");
+        let mut buffer = [0; BYTES];
+        let answer = socket::receive(&self.custody, &mut buffer).ok().flatten();
+        answer.is_some_and(|(message, _)| {
+            matches!(CustodyAnswer::decode(message), Ok(CustodyAnswer::Welcome { .. }))
+        })
+    }
+
+    /// True if the arbiter has neither answered nor closed the socket.
+    pub(crate) fn has_no_answer(&self) -> bool {
+        !readable(&self.custody, Duration::ZERO)
+    }
+
+    /// Sends a request that needs no answer, with descriptors.
+    pub(crate) fn send_with(&self, descriptors: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)), "too many descriptors");
+        }
+        let request = CustodyRequest::Idle { bytes: 0 }.encode();
+        sendmsg(&self.custody, &[IoSlice::new(&request)], &mut control, SendFlags::NOSIGNAL).unwrap();
     }
 
     /// The arbiter's next message, without its descriptors.
