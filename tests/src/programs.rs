@@ -53,8 +53,7 @@ pub fn compile_all() -> Result<Vec<Program>> {
 }
 
 /// Compiles all programs for a bundle that travels to other machines: with the shared runtime, because each program with the static one has
-/// 0.8 MiB. Returns the programs and the runtime, which must lie in
-/// the folder of the programs.
+/// 0.8 MiB. Returns the programs and the runtime, which must lie in the folder of the programs.
 ///
 /// # Errors
 /// As [`compile_all`].

@@ -120,11 +120,11 @@ impl Server {
     ) -> Result<(), PageError> {
         if !self.custody.admits(vm) {
             tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is refused");
-            self.closers.of(vm.vm).close(vec![socket]);
+            self.discard(vm, socket);
             return Ok(());
         }
         if self.closers.is_full(vm.vm) || !self.has_place(vm) {
-            self.closers.of(vm.vm).close(vec![socket]);
+            self.discard(vm, socket);
             self.refused(vm);
             return Ok(());
         }
@@ -138,7 +138,7 @@ impl Server {
         let (page, report, [descriptor, theirs]) = match pages {
             Ok(pages) => pages,
             Err(error) => {
-                self.closers.of(vm.vm).close(vec![socket]);
+                self.discard(vm, socket);
                 return Err(error);
             }
         };
@@ -148,7 +148,7 @@ impl Server {
             Err(error) => {
                 if let Some(socket) = link.close() {
                     self.unwatch(socket.as_fd());
-                    self.closers.of(vm.vm).close(vec![socket]);
+                    self.discard(vm, socket);
                 }
                 return Err(error);
             }
@@ -197,11 +197,16 @@ impl Server {
     /// Closes a worker's socket.
     pub(super) fn shut(&mut self, id: WorkerId) {
         let Some(link) = self.links.get_mut(&id) else { return };
-        let vm = link.vm.vm;
+        let vm = link.vm;
         if let Some(socket) = link.close() {
             self.unwatch(socket.as_fd());
-            self.closers.of(vm).close(vec![socket]);
+            self.discard(vm, socket);
         }
+    }
+
+    /// Has a worker's socket closed on the thread of its VM.
+    fn discard(&self, vm: VmKey, socket: OwnedFd) {
+        self.closers.of(vm.vm).close(vec![socket]);
     }
 
     /// True if there are descriptors for another worker of a VM. Half of them are reserved for the unit's VMs in equal

@@ -40,7 +40,7 @@ const TURN: Duration = Duration::from_millis(1);
 /// Largest factor between a take beside all of the crowd and one beside a single member and a turn.
 const LONGER: f64 = 5.0;
 
-/// A worker of which only the socket is real: all of them have one process.
+/// A worker of which only the socket is real: its process computes nothing, and several may have one.
 pub(crate) struct Played {
     custody: OwnedFd,
     serial: u64,
