@@ -122,7 +122,7 @@ fn carry_portion(
         || process.wait_turn(stream),
         |room| {
             let sequence = if to_device {
-                host_memory::copy(room, at, length);
+                host_memory::stage(room, at, length);
                 let from = ArenaIn { address: room, bytes };
                 session.post(
                     stream.context,

@@ -1,6 +1,6 @@
 //! Copies from and to arrays. The worker sees no host memory but that of the arena: other memory is staged, as for copies of rectangles.
 
-use super::staging::{WaitMode, is_captured, length, memcpy_2d, staged, wait_for_host_functions};
+use super::staging::{WaitMode, is_captured, length, memcpy_2d, stage_2d, staged, wait_for_host_functions};
 use crate::{
     arguments::{Call, In, Out},
     checks::{self, ArrayCopyShape, ArrayPlace, CopyPlace, MemorySide, Strided, side},
@@ -179,7 +179,7 @@ fn from_pageable(
         let place = moved(place, [column, row, 0])?;
         last = Some(staged(process, stream, width * height, |at| {
             let room = Strided { start: at, pitch: width, layer: 0 };
-            memcpy_2d(room, part, width, height)?;
+            stage_2d(room, part, width, height)?;
             rows(process, stream, Way::ToArray, place, room, [width, height])
         })?);
         Ok(())

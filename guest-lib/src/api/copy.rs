@@ -6,7 +6,7 @@
 
 use super::{
     array_copy,
-    staging::{WaitMode, is_captured, length, memcpy_2d, staged, wait_for_host_functions},
+    staging::{WaitMode, is_captured, length, memcpy_2d, stage_2d, staged, wait_for_host_functions},
 };
 use crate::{
     arguments::{Call, In, Out},
@@ -72,7 +72,7 @@ fn to_device(
     while done < bytes {
         let portion = (bytes - done).min(most);
         last = staged(process, stream, portion, |at| {
-            host_memory::copy(at, from + done, length(portion)?);
+            host_memory::stage(at, from + done, length(portion)?);
             post(to + done, at, portion)
         })?;
         done += portion;
@@ -431,7 +431,7 @@ fn rectangle(
                 let rows = rows_at_once.min(height - first);
                 last = Some(staged(process, stream, rows * width, |at| {
                     let staged = Strided { start: at, pitch: width, layer: 0 };
-                    memcpy_2d(staged, skip(from, first), width, rows)?;
+                    stage_2d(staged, skip(from, first), width, rows)?;
                     to_device(skip(to, first), staged, rows)
                 })?);
             }

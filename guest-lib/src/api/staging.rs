@@ -98,8 +98,17 @@ pub(super) fn is_captured(
 
 /// Copies rows within host memory.
 pub(super) fn memcpy_2d(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
+    each_row(host_memory::copy, to, from, width, rows)
+}
+
+/// Copies rows of the program into staging memory.
+pub(super) fn stage_2d(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
+    each_row(host_memory::stage, to, from, width, rows)
+}
+
+fn each_row(copy: fn(u64, u64, usize), to: Strided, from: Strided, width: u64, rows: u64) -> Result {
     for row in 0..rows {
-        host_memory::copy(to.start + row * to.pitch, from.start + row * from.pitch, length(width)?);
+        copy(to.start + row * to.pitch, from.start + row * from.pitch, length(width)?);
     }
     Ok(())
 }

@@ -108,7 +108,7 @@ impl Links {
         let carried = options.carried()?;
         let bytes = usize::try_from(input.bytes).map_err(|_| Error::OUT_OF_MEMORY)?;
         self.places(link)?.with_report(session, arena, input.bytes, |address, report| {
-            host_memory::copy(address, input.address, bytes);
+            host_memory::stage(address, input.address, bytes);
             let call = wire::link_add::Args {
                 link,
                 kind: input.kind,

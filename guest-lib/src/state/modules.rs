@@ -325,7 +325,7 @@ fn ship(
     let carried = options.carried()?;
     let (info, error) = options.places.rooms();
     options.places.with_report(session, arena, image.bytes, |address, report| {
-        host_memory::copy(address, image.address, bytes);
+        host_memory::stage(address, image.address, bytes);
         let call = wire::module_load::Args {
             module: Mint(id),
             library,
