@@ -20,6 +20,7 @@ mod peer;
 mod program;
 mod rows;
 mod scale;
+mod serve;
 mod session;
 mod threads;
 mod turns;
@@ -43,7 +44,7 @@ fn main() -> Result<()> {
         Some("client") => write(&arguments, rows::measure_all),
         Some("sessions") => write(&arguments, session::measure_all),
         Some("peer") => peer::run(arguments.get(1..).unwrap_or_default()),
-        Some("turns") => turns::serve(),
+        Some("turns") => serve::serve(),
         Some("scrub") => arbiter::print_scrub_rates(),
         Some("start") => session::print_start(),
         Some("steps") => session::print_steps(),

@@ -1,9 +1,8 @@
 //! Launches of several threads at once.
 
 use crate::{
-    cuda::Cuda,
-    measure::{Rounds, Samples},
-    rows::{IMAGE, KERNEL, is_wanted},
+    cuda::{Cuda, IMAGE, KERNEL},
+    measure::{Rounds, Samples, is_wanted},
 };
 use anyhow::{Result, anyhow};
 use sluice_tests::performance::Measured;

@@ -3,8 +3,7 @@
 //! Its state is on a disk, and a service manager keeps its sockets, so that it has all the costs of an operator's daemon.
 
 use crate::{
-    measure::{Rounds, Samples, nanoseconds, single},
-    rows::is_wanted,
+    measure::{Rounds, Samples, is_wanted, nanoseconds, single},
     scale,
     turns::Client,
 };

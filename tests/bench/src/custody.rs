@@ -2,8 +2,7 @@
 
 use crate::{
     arbiter,
-    measure::{Rounds, Samples, nanoseconds},
-    rows::is_wanted,
+    measure::{Rounds, Samples, is_wanted, nanoseconds},
     session,
     turns::Client,
 };

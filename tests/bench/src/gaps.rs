@@ -1,9 +1,8 @@
 //! Launches and calls of a program that computes for a time in between: the worker polls, naps or sleeps by then.
 
 use crate::{
-    cuda::Cuda,
-    measure::{Rounds, Samples, nanoseconds, warm_up},
-    rows::{IMAGE, KERNEL, is_wanted},
+    cuda::{Cuda, IMAGE, KERNEL},
+    measure::{Rounds, Samples, is_wanted, nanoseconds, warm_up},
 };
 use anyhow::Result;
 use sluice_tests::performance::Measured;

@@ -3,10 +3,9 @@
 //! driver has a thread for each.
 
 use crate::{
-    cuda::Cuda,
-    measure::{Rounds, Samples, nanoseconds},
+    cuda::{Cuda, IMAGE, KERNEL},
+    measure::{Rounds, Samples, is_wanted, nanoseconds},
     peer::Eventfds,
-    rows::{IMAGE, KERNEL, is_wanted},
     waits::monotonic,
 };
 use anyhow::{Context as _, Result, ensure};

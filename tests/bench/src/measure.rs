@@ -20,6 +20,11 @@ const SETTLING: Duration = Duration::from_secs(10);
 const JUDGED: Duration = Duration::from_millis(200);
 const BUSY: f64 = 0.1;
 
+/// True if a row is asked for.
+pub(crate) fn is_wanted(filter: &[String], name: &str) -> bool {
+    filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()))
+}
+
 /// Waits until this machine is idle, for a while: a backend that has just started clears all memory of its device, which takes a second of
 /// one processor.
 pub(crate) fn settle() -> Result<()> {

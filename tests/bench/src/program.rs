@@ -3,8 +3,7 @@
 
 use crate::{
     cuda::Cuda,
-    measure::{Rounds, Samples, nanoseconds, warm_up},
-    rows::is_wanted,
+    measure::{Rounds, Samples, is_wanted, nanoseconds, warm_up},
     turns::Client,
 };
 use anyhow::{Context as _, Result, bail};

@@ -1,9 +1,8 @@
 //! Waits for kernels of a known length, and the way of a launch to the driver and back. Both need the null driver's kernels.
 
 use crate::{
-    cuda::Cuda,
-    measure::{Rounds, Samples, nanoseconds, warm_up},
-    rows::{IMAGE, is_wanted},
+    cuda::{Cuda, IMAGE},
+    measure::{Rounds, Samples, is_wanted, nanoseconds, warm_up},
 };
 use anyhow::{Context as _, Result};
 use rustix::time::{ClockId, clock_gettime};

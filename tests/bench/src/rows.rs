@@ -1,9 +1,9 @@
 //! The rows of calls, launches, copies and wake-ups, one by one.
 
 use crate::{
-    cuda::{Cuda, Pinned},
+    cuda::{Cuda, IMAGE, KERNEL, Pinned},
     gaps,
-    measure::{Rounds, Samples, warm_up},
+    measure::{Rounds, Samples, is_wanted, warm_up},
     peer::{Eventfds, PingPong, Ring, Tcp},
     program, threads, waits,
 };
@@ -19,19 +19,8 @@ const ROUNDS: usize = 15;
 /// Number of launches in one round of a rate.
 const LAUNCHES: u32 = 20_000;
 
-/// The kernel of the launch rows: three 64-bit parameters. The null driver ignores the code and takes the number of parameters from
-/// the name; the software GPU's driver must accept it.
-pub(crate) const IMAGE: &core::ffi::CStr = c".version 7.0\n.target sm_70\n.address_size 64\n\
-    .visible .entry bench_p3(.param .u64 a, .param .u64 b, .param .u64 c)\n{\n ret;\n}\n";
-/// Its name.
-pub(crate) const KERNEL: &core::ffi::CStr = c"bench_p3";
 /// Number of 64-bit words in the largest parameter: 4 KiB.
 const MANY: usize = 512;
-
-/// True if a row is asked for.
-pub(crate) fn is_wanted(filter: &[String], name: &str) -> bool {
-    filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()))
-}
 
 /// Every row whose name contains one of `filter`, or all.
 pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Measured>> {

@@ -1,9 +1,6 @@
 //! Kernels on the software GPU's engine, as machine code, interpreted and as native loops, in turns. Its own program measures them.
 
-use crate::{
-    measure::{Rounds, Samples},
-    rows::is_wanted,
-};
+use crate::measure::{Rounds, Samples, is_wanted};
 use anyhow::{Context as _, Result, ensure};
 use sluice_tests::{
     paths::Binaries,
