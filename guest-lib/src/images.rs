@@ -12,7 +12,8 @@ use crate::{
     },
 };
 use sluice_cuda_images::{
-    ArrayResource, ImageDriver, ImageShape, Images, Limits, Resource, Sampling, Texel, Texture, View,
+    ArrayDriver, ArrayResource, ImageDriver, ImageShape, Images, Limits, ObjectDriver, ReferenceDriver,
+    Resource, Sampling, Texel, Texture, View,
 };
 use sluice_protocol::{
     calls::wire,
@@ -217,7 +218,9 @@ impl ImageDriver for GuestImages {
         let device = process.devices.get(process.current()?.device)?;
         Limits::read(|attribute| device.attribute(attribute.cast_unsigned()))
     }
+}
 
+impl ArrayDriver for GuestImages {
     fn create_array(&self, shape: &ImageShape, levels: Option<u32>) -> Result<GuestArray> {
         let (process, context) = here()?;
         let described = shape.descriptor();
@@ -268,7 +271,9 @@ impl ImageDriver for GuestImages {
             }
         }
     }
+}
 
+impl ObjectDriver for GuestImages {
     fn create_texture(&self, texture: &Texture<GuestArray>) -> Result<u64> {
         let (process, context) = here()?;
         let view = match (&texture.view, texture.resource.array()) {
@@ -298,7 +303,9 @@ impl ImageDriver for GuestImages {
         let (process, context) = here()?;
         process.session.sync(context, &wire::surface_destroy::Args { surface }).map(drop)
     }
+}
 
+impl ReferenceDriver for GuestImages {
     fn texture_variable(&self, module: u64, name: &[u8]) -> Result<GuestReference> {
         self.named(module, name, false, |process, context, id| {
             let found = made(process, module, |reference| {

@@ -8,7 +8,7 @@
 //!   a library;
 //! - [`ImageShape`], [`Texel`], [`Limits`]: extents, elements, and the attributes that bound them;
 //! - [`texture`]: textures, surfaces and views; [`mod@reference`]: texture references;
-//! - [`ImageDriver`]: the functions that a library supplies.
+//! - [`ImageDriver`]: a library, which supplies [`ArrayDriver`], [`ObjectDriver`] and [`ReferenceDriver`].
 //!
 //! The crate runs in the process of a program and trusts it as C does. It knows nothing of transport, sessions or devices, and it
 //! never waits.
@@ -21,7 +21,7 @@ pub mod shape;
 mod texel;
 pub mod texture;
 
-pub use calls::Images;
+pub use calls::{ArrayDriver, Images, ObjectDriver, ReferenceDriver};
 pub use driver::ImageDriver;
 pub use limits::Limits;
 pub use shape::{ArrayBox, ArrayKind, ImageShape};

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Weak};
 
 use sluice_cuda_images::{
-    AddressMode, ArrayResource, FilterMode, ImageDriver, ImageShape, Limits, Resource, Sampling, Texture,
-    View, shape, texture::texture_flags,
+    AddressMode, ArrayDriver, ArrayResource, FilterMode, ImageDriver, ImageShape, Limits, ObjectDriver,
+    ReferenceDriver, Resource, Sampling, Texture, View, shape, texture::texture_flags,
 };
 use softgpu_engine::{self as engine, Filter, Image, Level, ReferenceKind, Sampler, Storage};
 
@@ -131,7 +131,9 @@ impl ImageDriver for SoftImages {
     fn limits(&self) -> Result<Limits> {
         Ok(Limits::DATA_CENTRE)
     }
+}
 
+impl ArrayDriver for SoftImages {
     fn create_array(&self, shape: &ImageShape, levels: Option<u32>) -> Result<ArrayPart> {
         arrays::create(&*current_core()?, shape, levels.unwrap_or(1))
     }
@@ -143,7 +145,9 @@ impl ImageDriver for SoftImages {
     fn destroy_array(&self, array: ArrayPart, _is_mipmapped: bool) -> Result {
         array.storage.end()
     }
+}
 
+impl ObjectDriver for SoftImages {
     fn create_texture(&self, texture: &Texture<ArrayPart>) -> Result<u64> {
         let core = current_core()?;
         let target = texture_target(&core, texture)?;
@@ -163,7 +167,9 @@ impl ImageDriver for SoftImages {
     fn destroy_surface(&self, object: u64) -> Result {
         SURFACES.remove(object).map(drop)
     }
+}
 
+impl ReferenceDriver for SoftImages {
     fn texture_variable(&self, module: u64, name: &[u8]) -> Result<Variable> {
         variable(module, name, ReferenceKind::Texture)
     }

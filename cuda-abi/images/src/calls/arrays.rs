@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use super::{INVALID, ImageState, Images, In, Out, Result, failed};
+use super::{INVALID, ImageState, Images, In, Out, ReferenceDriver, Result, failed};
 use crate::driver::ImageDriver;
 use crate::shape::ImageShape;
 use crate::texture::ArrayResource;
@@ -58,6 +58,28 @@ macro_rules! array_functions {
     };
 }
 
+/// The functions for arrays that a library supplies.
+pub trait ArrayDriver: ImageDriver {
+    /// Makes the storage of an array, or if `levels` is given, of a mipmapped array with so many levels. Its contents are not defined.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, or another code of the driver.
+    fn create_array(&self, shape: &ImageShape, levels: Option<u32>) -> Result<Self::Array, Self>;
+
+    /// Returns one level of a mipmapped array. It is called once for each level.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn level(&self, of: &ArrayResource<Self::Array>, level: u32) -> Result<Self::Array, Self>;
+
+    /// Ends an array or a mipmapped array with its levels. Work that uses it and was submitted before still completes. A texture or
+    /// surface over it must not reach the memory of a later array.
+    ///
+    /// # Errors
+    /// The driver's code; the handle is gone in any case.
+    fn destroy_array(&self, array: Self::Array, is_mipmapped: bool) -> Result<(), Self>;
+}
+
 /// An array.
 pub(crate) struct Single<D: ImageDriver> {
     pub(crate) context: u64,
@@ -100,7 +122,7 @@ impl<D: ImageDriver> ImageState<D> {
 }
 
 /// `may_allocate` checks that no capture of a stream forbids the calling thread to take or give back memory.
-impl<D: ImageDriver> Images<D> {
+impl<D: ArrayDriver + ReferenceDriver> Images<D> {
     fn make_array<T: Copy + Into<Array3DDescriptor>>(
         &self,
         place: Out<u64, D>,

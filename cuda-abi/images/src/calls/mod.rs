@@ -1,7 +1,8 @@
 //! The functions of the C interface, as methods of [`Images`].
 //!
-//! A library has one [`Images`], which owns the arrays, textures and surfaces of the process, and forwards its exports to it. Methods are named after the C functions. A library's code is never called
-//! while a lock is held.
+//! A library has one [`Images`], which owns the arrays, textures and surfaces of the process, and forwards its exports to it. Methods are
+//! named after the C functions. Each file has the functions that a library supplies for its own. A library's code is never called while a
+//! lock is held.
 
 mod arrays;
 mod objects;
@@ -17,6 +18,10 @@ use sluice_cuda_frontend::handles::{HandleKind, Slab};
 
 use crate::driver::ImageDriver;
 use crate::texture::ArrayResource;
+
+pub use arrays::ArrayDriver;
+pub use objects::ObjectDriver;
+pub use references::ReferenceDriver;
 
 use arrays::{Mipmapped, Single};
 use objects::{SurfaceEntry, TextureEntry};

@@ -34,6 +34,33 @@ macro_rules! object_functions {
     };
 }
 
+/// The functions for texture and surface objects that a library supplies.
+pub trait ObjectDriver: ImageDriver {
+    /// Makes a texture object, and returns the number that kernels read.
+    ///
+    /// # Errors
+    /// The driver's code; `CUDA_ERROR_INVALID_VALUE` for linear memory that is not the program's.
+    fn create_texture(&self, texture: &Texture<Self::Array>) -> Result<u64, Self>;
+
+    /// Ends a texture object.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn destroy_texture(&self, object: u64) -> Result<(), Self>;
+
+    /// Makes a surface object, and returns the number that kernels read.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn create_surface(&self, array: &ArrayResource<Self::Array>) -> Result<u64, Self>;
+
+    /// Ends a surface object.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn destroy_surface(&self, object: u64) -> Result<(), Self>;
+}
+
 /// The descriptions of a texture object, as the program gave them.
 #[derive(Clone, Copy)]
 pub(crate) struct TextureEntry {
@@ -70,7 +97,9 @@ impl<D: ImageDriver> Images<D> {
         let array = |handle, is_mipmapped| self.array_for(context, handle, is_mipmapped);
         Resource::read(resource, &limits, array).map_err(failed::<D>)
     }
+}
 
+impl<D: ObjectDriver> Images<D> {
     /// `cuTexObjectCreate`.
     pub fn tex_object_create(
         &self,

@@ -9,7 +9,7 @@ use crate::driver::ImageDriver;
 use crate::reference::TextureReference;
 use crate::shape::flags;
 use crate::texel::Texel;
-use crate::texture::{AddressMode, ArrayResource, FilterMode, Pitched, Resource};
+use crate::texture::{AddressMode, ArrayResource, FilterMode, Pitched, Resource, Texture};
 use sluice_cuda_abi::descriptors::ArrayDescriptor;
 
 /// Defines the C functions of texture and surface references, as [`array_functions!`](crate::array_functions) those of arrays.
@@ -114,6 +114,47 @@ macro_rules! reference_functions {
     };
 }
 
+/// The functions for references that a library supplies.
+pub trait ReferenceDriver: ImageDriver {
+    /// Finds a texture reference of a module.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE` for other modules, `CUDA_ERROR_NOT_FOUND` for other names.
+    fn texture_variable(&self, module: u64, name: &[u8]) -> Result<Self::Variable, Self>;
+
+    /// Finds a surface reference of a module.
+    ///
+    /// # Errors
+    /// The same.
+    fn surface_variable(&self, module: u64, name: &[u8]) -> Result<Self::Variable, Self>;
+
+    /// Sets the texture that later launches find in a texture reference; without one, an access fails.
+    ///
+    /// # Errors
+    /// The driver's code; then nothing has changed.
+    fn bind_texture(
+        &self,
+        variable: &Self::Variable,
+        texture: Option<&Texture<Self::Array>>,
+    ) -> Result<(), Self>;
+
+    /// Sets the array that later launches find in a surface reference; without one, an access fails.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn bind_surface(
+        &self,
+        variable: &Self::Variable,
+        array: Option<&ArrayResource<Self::Array>>,
+    ) -> Result<(), Self>;
+
+    /// Checks the handle of a function.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`.
+    fn check_function(&self, function: u64) -> Result<(), Self>;
+}
+
 /// `CU_PARAM_TR_DEFAULT`.
 const DEFAULT_UNIT: i32 = -1;
 
@@ -140,7 +181,7 @@ pub(crate) struct SurfaceVariable<D: ImageDriver> {
     pub(crate) bound: Option<(u64, ArrayResource<D::Array>)>,
 }
 
-impl<D: ImageDriver> Images<D> {
+impl<D: ReferenceDriver> Images<D> {
     /// `cuModuleGetTexRef`: the same reference for each call.
     pub fn module_get_tex_ref(&self, place: Out<u64, D>, module: u64, name: In<c_char, D>) -> Result<(), D> {
         if module == 0 {

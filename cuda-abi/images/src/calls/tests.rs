@@ -80,6 +80,9 @@ impl ImageDriver for Fake {
     fn limits(&self) -> Answer<Limits> {
         Ok(Limits::DATA_CENTRE)
     }
+}
+
+impl ArrayDriver for Fake {
     fn create_array(&self, _: &ImageShape, _: Option<u32>) -> Answer<u64> {
         Ok(self.next())
     }
@@ -89,6 +92,9 @@ impl ImageDriver for Fake {
     fn destroy_array(&self, array: u64, _: bool) -> Answer {
         self.end(array)
     }
+}
+
+impl ObjectDriver for Fake {
     fn create_texture(&self, _: &Texture<u64>) -> Answer<u64> {
         Ok(self.next())
     }
@@ -101,6 +107,9 @@ impl ImageDriver for Fake {
     fn destroy_surface(&self, object: u64) -> Answer {
         self.end(object)
     }
+}
+
+impl ReferenceDriver for Fake {
     fn texture_variable(&self, _: u64, name: &[u8]) -> Answer<u64> {
         if name == b"texture" { Ok(7) } else { Err(Error(500)) }
     }
