@@ -14,9 +14,9 @@
 //!   it. A `work` is a post for whose end the guest waits at once if its environment asks that launches block. A `sync` call is
 //!   answered. A `wait` call is answered, too, after everything that was posted before it is submitted.
 //! - Sections name the thread of the worker that serves a row: the dispatcher (`inline`), the submitter in the order of a
-//!   stream (`stream`), the memory helper (`memory`; `quick` if the dispatcher first tries to answer at once, without the helper
-//!   and ahead of posted work that it does not depend on), and the module helper (`module`; `image` for arrays, textures and
-//!   surfaces).
+//!   stream (`stream`; `launch` if the work has parameters or needs local memory), the memory helper (`memory`; `quick` if the
+//!   dispatcher first tries to answer at once, without the helper and ahead of posted work that it does not depend on), and the
+//!   module helper (`module`; `image` for arrays, textures and surfaces).
 //!
 //! Classes of C functions: `local` is answered in the guest, `hand` uses wire calls, `forward` makes the one wire call that
 //! follows its signature (`=> call(parameter: argument) -> (result: place)`), in the current context, and has no code of its own;
@@ -99,10 +99,6 @@ macro_rules! for_each_wire_call {
                 /// Frees an allocation when the header's stream has completed its earlier work.
                 0x0104 post memory_free_ordered(address: DeviceAddress) -> ();
 
-                /// Launches a kernel. The guest has checked everything that the driver would refuse at once. Its end is published soon
-                /// after `mark` asks for it, and otherwise some time later. The end of all other work is published without a request.
-                0x0300 work launch<'a>(function: Id<Function>, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool,
-                    attributes: LaunchAttributes<'a>, parameters: ParameterBytes<'a>) -> ();
                 /// Asks for the end of everything that was posted before to the stream in a slot. The call is no work: it has no sequence.
                 0x0301 post mark(slot: u32) -> ();
 
@@ -129,10 +125,17 @@ macro_rules! for_each_wire_call {
                 0x0503 wait graph_set_work(graph: Id<GraphExecutable>, change: ArenaIn<{ limits::GRAPH_BYTES }>) -> ();
                 /// Replaces the work of all nodes by that of a plan with the same nodes. Answered as `graph_instantiate`.
                 0x0504 wait graph_update(graph: Id<GraphExecutable>, plan: ArenaIn<{ limits::GRAPH_BYTES }>) -> (error: u32, node: u32);
-                /// Launches an executable graph in the header's stream. All of it is one piece of work.
-                0x0505 post graph_launch(graph: Id<GraphExecutable>) -> ();
                 /// Destroys an executable graph; work of it still completes.
                 0x0506 post graph_destroy(graph: Id<GraphExecutable>) -> ();
+            }
+
+            launch {
+                /// Launches a kernel. The guest has checked everything that the driver would refuse at once. Its end is published soon
+                /// after `mark` asks for it, and otherwise some time later. The end of all other work is published without a request.
+                0x0300 work launch<'a>(function: Id<Function>, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool,
+                    attributes: LaunchAttributes<'a>, parameters: ParameterBytes<'a>) -> ();
+                /// Launches an executable graph in the header's stream. All of it is one piece of work.
+                0x0505 post graph_launch(graph: Id<GraphExecutable>) -> ();
             }
 
             stream {

@@ -1,8 +1,9 @@
 //! The calls of the wire table as the dispatcher serves them, generated from the table, section by section.
 //!
 //! A call of the section `inline` is served by its own method ([`Inline`]). One of the section `stream` becomes an operation
-//! ([`OnStream`]), which is submitted in the order of its stream. Calls of the other sections are resolved and handed to the
-//! helper thread that serves them; for those of the section `quick` the dispatcher first tries without the helper ([`Quick`]).
+//! ([`OnStream`]), which is submitted in the order of its stream; a launch ([`Launches`]) has parameters besides. Calls of the other
+//! sections are resolved and handed to the helper thread that serves them; for those of the section `quick` the dispatcher first tries
+//! without the helper ([`Quick`]).
 
 use super::{Dispatcher, reply_to};
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
         kinds::Resolve,
     },
     session::objects::ContextRef,
-    submit::{Operation, Payload, queue::QueueItem},
+    submit::{Operation, queue::QueueItem},
 };
 use sluice_driver::Code;
 #[allow(clippy::wildcard_imports, reason = "the kinds of the table")]
@@ -24,8 +25,6 @@ use sluice_protocol::{
     record::Header,
     resources::ResourceBytes,
 };
-
-pub(super) const NO_PAYLOAD: Payload<'static> = Payload { attributes: &[], parameters: &[] };
 
 /// The answer to a call, or `None` if another thread answers it.
 pub(super) type Served<R> = Result<Option<R>, Code>;
@@ -43,9 +42,12 @@ macro_rules! serve {
     (inline $class:ident $name:ident $this:ident $header:ident $args:ident { $($fields:tt)* }) => {
         Inline::$name($this, $header, &$args)
     };
+    (launch $class:ident $name:ident $this:ident $header:ident $args:ident { $($fields:tt)* }) => {
+        Launches::$name($this, $header, &$args)
+    };
     (stream $class:ident $name:ident $this:ident $header:ident $args:ident { $($fields:tt)* }) => {{
         let operation = OnStream::$name($this, &$args);
-        Ok($this.work($header, operation, NO_PAYLOAD)?.then(wire::$name::Reply {}))
+        Ok($this.work($header, operation)?.then(wire::$name::Reply {}))
     }};
     (quick $class:ident $name:ident $this:ident $header:ident $args:ident { $($fields:tt)* }) => {
         match Quick::$name($this, $header, &$args)? {
@@ -109,6 +111,7 @@ sluice_protocol::for_each_wire_call!(handler);
 /// Declares the traits of the dispatcher: one method for each row of its sections.
 macro_rules! sections {
     (inline { $($(#[doc = $i_doc:literal])* $i_id:literal $i_class:ident $inline:ident $(<$i_life:lifetime>)? ($($i_p:tt)*) -> ($($i_r:tt)*);)+ }
+        launch { $($(#[doc = $l_doc:literal])* $l_id:literal $l_class:ident $launch:ident $(<$l_life:lifetime>)? ($($l_p:tt)*) -> ($($l_r:tt)*);)+ }
         stream { $($(#[doc = $s_doc:literal])* $s_id:literal $s_class:ident $stream:ident ($($s_p:tt)*) -> ($($s_r:tt)*);)+ }
         quick { $($(#[doc = $q_doc:literal])* $q_id:literal $q_class:ident $quick:ident ($($q_p:tt)*) -> ($($q_r:tt)*);)+ }
         $($others:tt)*) => {
@@ -116,6 +119,12 @@ macro_rules! sections {
         pub(super) trait Inline {
             $($(#[doc = $i_doc])*
             fn $inline(&mut self, header: &Header, args: &wire::$inline::Args) -> Served<wire::$inline::Reply>;)+
+        }
+
+        /// Launches, which are work on the header's stream, too: each checks its arguments and hands them in with its parameters.
+        pub(super) trait Launches {
+            $($(#[doc = $l_doc])*
+            fn $launch(&mut self, header: &Header, args: &wire::$launch::Args) -> Served<wire::$launch::Reply>;)+
         }
 
         /// Calls that are work on the header's stream: each checks its arguments and turns them into an operation.

@@ -1,12 +1,6 @@
 //! The calls about executable graphs: the dispatcher resolves plans of the guest, and passes on those that the driver then builds.
 
-use super::{
-    Dispatcher,
-    attributes::AttributeList,
-    calls::{NO_PAYLOAD, Served},
-    reply_to,
-    stream::filled,
-};
+use super::{Dispatcher, attributes::AttributeList, calls::Served, reply_to, stream::filled};
 use crate::{
     graphs::{
         executables::{GraphChanges, GraphEnd, GraphRefusal},
@@ -146,18 +140,8 @@ impl Dispatcher {
         Ok(None)
     }
 
-    /// `graph_launch`.
-    pub(super) fn launch_graph(
-        &mut self,
-        header: &Header,
-        args: &wire::graph_launch::Args,
-    ) -> Served<wire::graph_launch::Reply> {
-        let operation = self.checked_graph_launch(args.graph);
-        let local = if operation.is_ok() { self.graph_local(args.graph) } else { Vec::new() };
-        Ok(self.growing_work(header, operation, NO_PAYLOAD, local)?.then(wire::graph_launch::Reply {}))
-    }
-
-    fn checked_graph_launch(&mut self, id: Id<GraphExecutable>) -> Result<Operation, Code> {
+    /// The launch of an executable, if all its objects still exist.
+    pub(super) fn checked_graph_launch(&mut self, id: Id<GraphExecutable>) -> Result<Operation, Code> {
         let executable = self.plain.GraphExecutable.get(id).ok_or(code::INVALID_HANDLE)?.handle;
         let record = self.graphs.get(id).ok_or(code::INVALID_HANDLE)?;
         if record.is_changing() || record.is_broken() {
@@ -172,7 +156,7 @@ impl Dispatcher {
     }
 
     /// The local memory that the executable's kernels need and the driver has not reserved yet, by context.
-    fn graph_local(&self, id: Id<GraphExecutable>) -> Vec<Local> {
+    pub(super) fn graph_local(&self, id: Id<GraphExecutable>) -> Vec<Local> {
         let of_kernels = self.graphs.get(id).into_iter().flat_map(|record| &record.uses.local);
         of_kernels
             .filter_map(|(context, each)| self.local_in(context.context, context.device, *each))

@@ -1,9 +1,9 @@
-//! The calls that the dispatcher serves itself: sessions, contexts, streams, events, launches. In one file: they implement one trait.
+//! The calls that the dispatcher serves itself: sessions, contexts, streams, events. In one file: they implement one trait.
 
 use super::{
     Binding, Dispatcher, StreamSlot,
     attributes::AttributeList,
-    calls::{Inline, NO_PAYLOAD, Quick, Served},
+    calls::{Inline, Quick, Served},
     reply_to,
 };
 use crate::{
@@ -13,21 +13,20 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         kinds::{ModuleRef, ReservedId, Tables},
     },
-    memory::helper::resident_threads,
     resources::{ResolvedOrigin, ResolvedQueues, ResolvedResources},
     session::{
         ReplyTo,
         images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
-        objects::{self, ContextRef, GuestContext},
+        objects::{self, GuestContext},
     },
-    submit::{Operation, Payload, StreamOrder, WorkTarget, local::Local, queue::QueueItem},
+    submit::{Operation, StreamOrder, WorkTarget, queue::QueueItem},
 };
 use sluice_cuda_abi::{
     attributes::{correct_dependent, guest_mask},
     resources::kind,
     symbols,
 };
-use sluice_driver::{Code, Handle, LaunchArguments, LaunchAttribute, code};
+use sluice_driver::{Code, Handle, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{self, Attributes, wire},
     field::{LaunchAttributes, Ordinal},
@@ -233,33 +232,11 @@ impl Inline for Dispatcher {
             self.shared.completion.free_after(header.stream, header.sequence, address.0);
         }
         let refused = freed.is_err();
-        let submitted = self.work(header, freed.map(|()| Operation::Nothing), NO_PAYLOAD);
+        let submitted = self.work(header, freed.map(|()| Operation::Nothing));
         if submitted.is_err() && !refused {
             self.shared.completion.keep(address.0);
         }
         Ok(submitted?.then(wire::memory_free_ordered::Reply {}))
-    }
-
-    fn launch(&mut self, header: &Header, args: &wire::launch::Args) -> Served<wire::launch::Reply> {
-        let operation = self.checked_launch(header, args);
-        let local = if operation.is_ok() { self.local(header, args.function) } else { None };
-        let parameters = args.parameters.0;
-        if args.attributes.0.is_empty() && !args.cooperative {
-            let submitted =
-                self.growing_work(header, operation, Payload { attributes: &[], parameters }, local);
-            return Ok(submitted?.then(wire::launch::Reply {}));
-        }
-        let mut list = AttributeList::new();
-        let read = self.read_attributes(args.attributes, &mut list).and_then(|()| {
-            if args.cooperative {
-                list.push_cooperative()?;
-            }
-            Ok(())
-        });
-        let operation = read.and(operation);
-        let local = local.filter(|_| operation.is_ok());
-        let payload = Payload { attributes: list.as_slice(), parameters };
-        Ok(self.growing_work(header, operation, payload, local)?.then(wire::launch::Reply {}))
     }
 
     fn mark(&mut self, _: &Header, args: &wire::mark::Args) -> Served<wire::mark::Reply> {
@@ -396,60 +373,12 @@ impl Inline for Dispatcher {
         self.update_graph(header, args)
     }
 
-    fn graph_launch(
-        &mut self,
-        header: &Header,
-        args: &wire::graph_launch::Args,
-    ) -> Served<wire::graph_launch::Reply> {
-        self.launch_graph(header, args)
-    }
-
     fn graph_destroy(
         &mut self,
         _: &Header,
         args: &wire::graph_destroy::Args,
     ) -> Served<wire::graph_destroy::Reply> {
         self.destroy_graph(args)
-    }
-}
-
-impl Dispatcher {
-    /// The local memory that the function needs and the driver has not reserved yet, if any.
-    fn local(&mut self, header: &Header, function: Id<Function>) -> Option<Local> {
-        let each = self.function(function).ok()?.local;
-        if each == 0 {
-            return None;
-        }
-        let context = self.target(header)?.context;
-        let device = self.context(header).ok()?.device;
-        self.local_in(context, device, each)
-    }
-
-    /// Local memory of `each` bytes for each thread in a context, if the driver has not reserved it yet.
-    pub(super) fn local_in(&self, context: ContextRef, device: i32, each: u32) -> Option<Local> {
-        if self.shared.submit_queue.local.covers(context, each) {
-            return None;
-        }
-        let bytes = u64::from(each).saturating_mul(resident_threads(&self.shared.driver, device));
-        Some(Local { context, device, each, bytes })
-    }
-
-    fn checked_launch(&self, header: &Header, args: &wire::launch::Args) -> Result<Operation, Code> {
-        let function = self.function(args.function)?;
-        let elsewhere = function.context.is_some()
-            && function.context != self.target(header).map(|target| target.context);
-        if elsewhere {
-            return Err(code::INVALID_HANDLE);
-        }
-        if args.parameters.0.len() != function.parameters {
-            return Err(code::INVALID_VALUE);
-        }
-        Ok(Operation::Launch(LaunchArguments {
-            function: function.code.handle(),
-            grid: args.grid,
-            block: args.block,
-            shared: args.shared,
-        }))
     }
 }
 

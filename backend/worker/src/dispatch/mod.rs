@@ -31,10 +31,9 @@ use crate::{
         table::Table,
     },
     submit::{
-        Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
+        StreamOrder, Submitter, WorkTarget,
         completion::Completion,
         host_calls::HostCalls,
-        local::Local,
         queue::{QueueItem, SubmitQueue, perform},
         time::Time,
     },
@@ -109,23 +108,6 @@ struct CallerContext {
 /// A private copy of a record, aligned for the structures in it that a launch points to.
 #[repr(align(64))]
 struct CallRecord([u8; limits::RECORD_BYTES]);
-
-/// The state of work that was handed in: submitted or queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Submitted {
-    Done,
-    Later,
-}
-
-impl Submitted {
-    /// `reply` if the work was submitted; other work is answered by the thread that submits it.
-    fn then<R>(self, reply: R) -> Option<R> {
-        match self {
-            Submitted::Done => Some(reply),
-            Submitted::Later => None,
-        }
-    }
-}
 
 /// The state that the dispatcher shares with the other threads.
 pub(crate) struct SharedState {
@@ -497,93 +479,6 @@ impl Dispatcher {
         Ok(context)
     }
 
-    /// Work on the header's stream: checks its sequence and submits it, or queues it. A refused operation keeps its place in
-    /// the stream, so that its sequence completes.
-    fn work(
-        &mut self,
-        header: &Header,
-        operation: Result<Operation, Code>,
-        payload: Payload<'_>,
-    ) -> Result<Submitted, Code> {
-        self.growing_work(header, operation, payload, [])
-    }
-
-    /// As [`Dispatcher::work`], for work that may make the driver allocate memory for itself: it goes to the submitter thread,
-    /// because it has to wait.
-    fn growing_work(
-        &mut self,
-        header: &Header,
-        operation: Result<Operation, Code>,
-        payload: Payload<'_>,
-        local: impl IntoIterator<Item = Local>,
-    ) -> Result<Submitted, Code> {
-        let target = self.count(header)?;
-        let refused = operation.err();
-        let operation = operation.unwrap_or(Operation::Nothing);
-        let to = reply_to(header);
-        if let Some(failed) = refused {
-            self.shared.session.work_failed(to, failed);
-        }
-        let reply = if refused.is_some() { ReplyTo::nowhere(to.context) } else { to };
-        let work = Work { target, sequence: header.sequence, reply, operation };
-        let local: Box<[Local]> = local.into_iter().collect();
-        let submitted = match &mut self.submitter {
-            _ if !local.is_empty() => {
-                let (attributes, parameters) = (payload.attributes.into(), payload.parameters.into());
-                let item = QueueItem::Growing(work, attributes, parameters, local);
-                self.shared.submit_queue.queue(&mut self.submitter, item);
-                Ok(Submitted::Later)
-            }
-            Some(submitter) if submitter.admits(&work) => {
-                concluded(&work, submitter.submit(&mut self.current, &work, payload))
-            }
-            _ => self.queue(work, payload),
-        };
-        match refused {
-            Some(failed) if to.is_due() => Err(failed),
-            Some(_) => Ok(Submitted::Later),
-            None => submitted,
-        }
-    }
-
-    /// The header's stream, after its sequence is incremented.
-    fn count(&mut self, header: &Header) -> Result<WorkTarget, Code> {
-        let slot = self.slots.get_mut(header.stream as usize).ok_or(code::INVALID_HANDLE)?;
-        let Binding::Stream(target) = slot.binding else { return Err(code::INVALID_HANDLE) };
-        let sequence = header.sequence;
-        if sequence != slot.last.wrapping_add(1) {
-            self.violation = Some(Violation::Sequence { slot: target.slot, sequence, last: slot.last });
-            return Err(code::UNKNOWN);
-        }
-        if sequence - self.shared.session.completed(target.slot) > limits::STREAM_CREDITS {
-            self.violation = Some(Violation::Credits { slot: target.slot, sequence });
-            return Err(code::UNKNOWN);
-        }
-        slot.last = sequence;
-        Ok(target)
-    }
-
-    /// The stream a header names, if it names one.
-    fn target(&self, header: &Header) -> Option<WorkTarget> {
-        match self.slots.get(header.stream as usize)?.binding {
-            Binding::Stream(target) => Some(target),
-            Binding::Free | Binding::Reserved => None,
-        }
-    }
-
-    #[cold]
-    fn queue(&mut self, work: Work, payload: Payload<'_>) -> Result<Submitted, Code> {
-        self.regain();
-        if let Some(submitter) = &mut self.submitter
-            && submitter.admits(&work)
-        {
-            return concluded(&work, submitter.submit(&mut self.current, &work, payload));
-        }
-        let item = QueueItem::Work(work, payload.attributes.into(), payload.parameters.into());
-        self.shared.submit_queue.queue(&mut self.submitter, item);
-        Ok(Submitted::Later)
-    }
-
     /// Takes the submitter back if no work waits.
     fn regain(&mut self) {
         if self.submitter.is_none() {
@@ -704,15 +599,6 @@ fn fill_or_release<K: Kind, T>(table: &mut Table<K, T>, id: Id<K>, object: Optio
     match object {
         Some(object) => table.fill(id, object),
         None => table.release(id),
-    }
-}
-
-/// The outcome of work that was submitted at once. The failure of a post is recorded already and needs no answer.
-fn concluded(work: &Work, result: Result<(), Code>) -> Result<Submitted, Code> {
-    match result {
-        Ok(()) => Ok(Submitted::Done),
-        Err(failed) if work.reply.is_due() => Err(failed),
-        Err(_) => Ok(Submitted::Later),
     }
 }
 

@@ -1,19 +1,53 @@
-//! The calls that are work on a stream: each checks its addresses and turns its arguments into an operation.
+//! The calls that are work on a stream. Each checks its arguments and turns them into an operation, which goes to the submitter at once or
+//! waits in the submit queue.
 
-use super::{Dispatcher, calls::OnStream, images::pitches};
-use crate::{
-    memory::address::{AddressMap, MemoryPlace},
-    submit::Operation,
+use super::{
+    Binding, Dispatcher, Violation,
+    attributes::AttributeList,
+    calls::{Launches, OnStream, Served},
+    images::pitches,
+    reply_to,
 };
-use sluice_driver::{ArrayCopy, ArrayCopyEnd, Code, DeviceRange, Handle, Rows, code};
+use crate::{
+    helper::kinds::Tables as _,
+    memory::{
+        address::{AddressMap, MemoryPlace},
+        helper::resident_threads,
+    },
+    session::{ReplyTo, objects::ContextRef},
+    submit::{Operation, Payload, Work, WorkTarget, local::Local, queue::QueueItem},
+};
+use sluice_driver::{ArrayCopy, ArrayCopyEnd, Code, DeviceRange, Handle, LaunchArguments, Rows, code};
 use sluice_protocol::{
     calls::wire,
     field::{DeviceAddress, ElementSize},
+    handle::{Function, Id},
+    limits,
+    record::Header,
 };
+
+const NO_PAYLOAD: Payload<'static> = Payload { attributes: &[], parameters: &[] };
 
 /// A call that moves no bytes becomes no operation, whatever its addresses: the driver accepts that, too.
 fn unless_empty(bytes: u64, operation: Result<Operation, Code>) -> Result<Operation, Code> {
     if bytes == 0 { Ok(Operation::Nothing) } else { operation }
+}
+
+/// The state of work that was handed in: submitted or queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Submitted {
+    Done,
+    Later,
+}
+
+impl Submitted {
+    /// `reply` if the work was submitted; other work is answered by the thread that submits it.
+    pub(super) fn then<R>(self, reply: R) -> Option<R> {
+        match self {
+            Submitted::Done => Some(reply),
+            Submitted::Later => None,
+        }
+    }
 }
 
 impl OnStream for Dispatcher {
@@ -171,7 +205,165 @@ impl OnStream for Dispatcher {
     }
 }
 
+impl Launches for Dispatcher {
+    fn launch(&mut self, header: &Header, args: &wire::launch::Args) -> Served<wire::launch::Reply> {
+        let operation = self.checked_launch(header, args);
+        let local = if operation.is_ok() { self.local(header, args.function) } else { None };
+        let parameters = args.parameters.0;
+        if args.attributes.0.is_empty() && !args.cooperative {
+            let submitted =
+                self.growing_work(header, operation, Payload { attributes: &[], parameters }, local);
+            return Ok(submitted?.then(wire::launch::Reply {}));
+        }
+        let mut list = AttributeList::new();
+        let read = self.read_attributes(args.attributes, &mut list).and_then(|()| {
+            if args.cooperative {
+                list.push_cooperative()?;
+            }
+            Ok(())
+        });
+        let operation = read.and(operation);
+        let local = local.filter(|_| operation.is_ok());
+        let payload = Payload { attributes: list.as_slice(), parameters };
+        Ok(self.growing_work(header, operation, payload, local)?.then(wire::launch::Reply {}))
+    }
+
+    fn graph_launch(
+        &mut self,
+        header: &Header,
+        args: &wire::graph_launch::Args,
+    ) -> Served<wire::graph_launch::Reply> {
+        let operation = self.checked_graph_launch(args.graph);
+        let local = if operation.is_ok() { self.graph_local(args.graph) } else { Vec::new() };
+        Ok(self.growing_work(header, operation, NO_PAYLOAD, local)?.then(wire::graph_launch::Reply {}))
+    }
+}
+
 impl Dispatcher {
+    /// The local memory that the function needs and the driver has not reserved yet, if any.
+    fn local(&mut self, header: &Header, function: Id<Function>) -> Option<Local> {
+        let each = self.function(function).ok()?.local;
+        if each == 0 {
+            return None;
+        }
+        let context = self.target(header)?.context;
+        let device = self.context(header).ok()?.device;
+        self.local_in(context, device, each)
+    }
+
+    /// Local memory of `each` bytes for each thread in a context, if the driver has not reserved it yet.
+    pub(super) fn local_in(&self, context: ContextRef, device: i32, each: u32) -> Option<Local> {
+        if self.shared.submit_queue.local.covers(context, each) {
+            return None;
+        }
+        let bytes = u64::from(each).saturating_mul(resident_threads(&self.shared.driver, device));
+        Some(Local { context, device, each, bytes })
+    }
+
+    fn checked_launch(&self, header: &Header, args: &wire::launch::Args) -> Result<Operation, Code> {
+        let function = self.function(args.function)?;
+        let elsewhere = function.context.is_some()
+            && function.context != self.target(header).map(|target| target.context);
+        if elsewhere {
+            return Err(code::INVALID_HANDLE);
+        }
+        if args.parameters.0.len() != function.parameters {
+            return Err(code::INVALID_VALUE);
+        }
+        Ok(Operation::Launch(LaunchArguments {
+            function: function.code.handle(),
+            grid: args.grid,
+            block: args.block,
+            shared: args.shared,
+        }))
+    }
+
+    /// Work on the header's stream: checks its sequence and submits it, or queues it. A refused operation keeps its place in
+    /// the stream, so that its sequence completes.
+    pub(super) fn work(
+        &mut self,
+        header: &Header,
+        operation: Result<Operation, Code>,
+    ) -> Result<Submitted, Code> {
+        self.growing_work(header, operation, NO_PAYLOAD, [])
+    }
+
+    /// As [`Dispatcher::work`], for work that may make the driver allocate memory for itself: it goes to the submitter thread,
+    /// because it has to wait.
+    fn growing_work(
+        &mut self,
+        header: &Header,
+        operation: Result<Operation, Code>,
+        payload: Payload<'_>,
+        local: impl IntoIterator<Item = Local>,
+    ) -> Result<Submitted, Code> {
+        let target = self.count(header)?;
+        let refused = operation.err();
+        let operation = operation.unwrap_or(Operation::Nothing);
+        let to = reply_to(header);
+        if let Some(failed) = refused {
+            self.shared.session.work_failed(to, failed);
+        }
+        let reply = if refused.is_some() { ReplyTo::nowhere(to.context) } else { to };
+        let work = Work { target, sequence: header.sequence, reply, operation };
+        let local: Box<[Local]> = local.into_iter().collect();
+        let submitted = match &mut self.submitter {
+            _ if !local.is_empty() => {
+                let (attributes, parameters) = (payload.attributes.into(), payload.parameters.into());
+                let item = QueueItem::Growing(work, attributes, parameters, local);
+                self.shared.submit_queue.queue(&mut self.submitter, item);
+                Ok(Submitted::Later)
+            }
+            Some(submitter) if submitter.admits(&work) => {
+                concluded(&work, submitter.submit(&mut self.current, &work, payload))
+            }
+            _ => self.queue(work, payload),
+        };
+        match refused {
+            Some(failed) if to.is_due() => Err(failed),
+            Some(_) => Ok(Submitted::Later),
+            None => submitted,
+        }
+    }
+
+    /// The header's stream, after its sequence is incremented.
+    fn count(&mut self, header: &Header) -> Result<WorkTarget, Code> {
+        let slot = self.slots.get_mut(header.stream as usize).ok_or(code::INVALID_HANDLE)?;
+        let Binding::Stream(target) = slot.binding else { return Err(code::INVALID_HANDLE) };
+        let sequence = header.sequence;
+        if sequence != slot.last.wrapping_add(1) {
+            self.violation = Some(Violation::Sequence { slot: target.slot, sequence, last: slot.last });
+            return Err(code::UNKNOWN);
+        }
+        if sequence - self.shared.session.completed(target.slot) > limits::STREAM_CREDITS {
+            self.violation = Some(Violation::Credits { slot: target.slot, sequence });
+            return Err(code::UNKNOWN);
+        }
+        slot.last = sequence;
+        Ok(target)
+    }
+
+    /// The stream a header names, if it names one.
+    fn target(&self, header: &Header) -> Option<WorkTarget> {
+        match self.slots.get(header.stream as usize)?.binding {
+            Binding::Stream(target) => Some(target),
+            Binding::Free | Binding::Reserved => None,
+        }
+    }
+
+    #[cold]
+    fn queue(&mut self, work: Work, payload: Payload<'_>) -> Result<Submitted, Code> {
+        self.regain();
+        if let Some(submitter) = &mut self.submitter
+            && submitter.admits(&work)
+        {
+            return concluded(&work, submitter.submit(&mut self.current, &work, payload));
+        }
+        let item = QueueItem::Work(work, payload.attributes.into(), payload.parameters.into());
+        self.shared.submit_queue.queue(&mut self.submitter, item);
+        Ok(Submitted::Later)
+    }
+
     /// The contexts of a copy between devices: without access to each other's memory, the driver makes it only by contexts.
     fn peers(&self, to: DeviceAddress, from: DeviceAddress) -> Option<[Handle; 2]> {
         if self.devices.len() < 2 {
@@ -188,6 +380,15 @@ impl Dispatcher {
         };
         let (to, from) = (find(to)?, find(from)?);
         (to.device != from.device).then_some([to.context.handle, from.context.handle])
+    }
+}
+
+/// The outcome of work that was submitted at once. The failure of a post is recorded already and needs no answer.
+fn concluded(work: &Work, result: Result<(), Code>) -> Result<Submitted, Code> {
+    match result {
+        Ok(()) => Ok(Submitted::Done),
+        Err(failed) if work.reply.is_due() => Err(failed),
+        Err(_) => Ok(Submitted::Later),
     }
 }
 

@@ -100,7 +100,7 @@ macro_rules! calls {
 }
 
 macro_rules! threads {
-    (inline { $($inline:tt)+ } stream { $($stream:tt)+ } quick { $($quick:tt)+ } memory { $($memory:tt)+ }
+    (inline { $($inline:tt)+ } launch { $($launch:tt)+ } stream { $($stream:tt)+ } quick { $($quick:tt)+ } memory { $($memory:tt)+ }
         module { $($module:tt)+ } image { $($image:tt)+ }) => {
         methods! { ServeMemory(Option<GuestContext>), memory; $($quick)+ $($memory)+ }
         methods! { ServeModules(ModuleCaller), module; $($module)+ }
