@@ -1,11 +1,12 @@
-//! The calls of the wire table as the dispatcher serves them, generated from the table, section by section.
+//! The calls of the wire table as the dispatcher serves them: a record is checked, and then served by code that is generated from the
+//! table, section by section.
 //!
 //! A call of the section `inline` is served by its own method ([`Inline`]). One of the section `stream` becomes an operation
 //! ([`OnStream`]), which is submitted in the order of its stream; a launch ([`Launches`]) has parameters besides. Calls of the other
 //! sections are resolved and handed to the helper thread that serves them; for those of the section `quick` the dispatcher first tries
 //! without the helper ([`Quick`]).
 
-use super::{Dispatcher, reply_to};
+use super::{Dispatcher, Violation, reply_to};
 use crate::{
     helper::{
         jobs::{MemoryCall, MemoryJob, ModuleCall, ModuleJob, memory, module},
@@ -17,12 +18,12 @@ use crate::{
 use sluice_driver::Code;
 #[allow(clippy::wildcard_imports, reason = "the kinds of the table")]
 use sluice_protocol::{
-    calls::{Handler, Outcome, wire},
+    calls::{Dispatched, Handler, Outcome, dispatch, wire},
     field::*,
     handle::*,
     image::{ImageResource, ImageView, Sampling},
     limits,
-    record::Header,
+    record::{Header, NO_REPLY},
     resources::ResourceBytes,
 };
 
@@ -143,6 +144,43 @@ macro_rules! sections {
 sluice_protocol::for_each_wire_call!(sections);
 
 impl Dispatcher {
+    /// Executes one record, from its private copy.
+    pub(crate) fn record(
+        &mut self,
+        record: &[u8],
+        answer: &mut [u8; limits::REPLY_BYTES],
+    ) -> Result<(), Violation> {
+        let (header, fields) = Header::read(record).map_err(Violation::Header)?;
+        if header.reply != NO_REPLY && header.reply >= limits::REPLY_SLOTS {
+            return Err(Violation::Reply(header.reply));
+        }
+        // After the record was taken: a notice about each object that the record may name was left before the guest could write
+        // the record.
+        if self.shared.notices.any() {
+            self.read_notices();
+        }
+        self.shared.time.call();
+        let to = reply_to(&header);
+        if let Some(failed) = self.shared.session.sticky()
+            && header.call != wire::console_read::CALL
+        {
+            self.shared.session.answer(to, failed, &[]);
+            return Ok(());
+        }
+        let dispatched = dispatch(self, &header, fields, answer)?;
+        if let Some(violation) = self.violation.take() {
+            return Err(violation);
+        }
+        match dispatched {
+            Dispatched::Done(length) => {
+                self.shared.session.answer(to, 0, answer.get(..length).unwrap_or_default());
+            }
+            Dispatched::Failed(failed) => self.shared.session.conclude(to, Err(failed)),
+            Dispatched::Later => {}
+        }
+        Ok(())
+    }
+
     /// The context for a call about an object of `context`, with its device.
     fn caller_for(&mut self, header: &Header, context: Option<ContextRef>) -> Option<(ContextRef, i32)> {
         // The device is that of the context, which may be another than the caller's.

@@ -40,7 +40,7 @@ use crate::{
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
-    calls::{CallError, Dispatched, dispatch, wire},
+    calls::CallError,
     field::FieldError,
     handle::{
         Array, Context, Event, Function, Id, Kind, MipmappedArray, Module, Stream, SurfaceReference,
@@ -48,7 +48,7 @@ use sluice_protocol::{
     },
     limits,
     park::Parking,
-    record::{Header, NO_REPLY},
+    record::Header,
     ring::{Consumer, RingError},
     session as page,
 };
@@ -243,43 +243,6 @@ impl Dispatcher {
     fn end(&self, violation: &Violation) -> ! {
         tracing::warn!(%violation, "the guest violated the protocol; the session ends");
         self.shared.session.lose(code::DEVICE_UNAVAILABLE, EXIT_MALFORMED)
-    }
-
-    /// Executes one record, from its private copy.
-    pub(crate) fn record(
-        &mut self,
-        record: &[u8],
-        answer: &mut [u8; limits::REPLY_BYTES],
-    ) -> Result<(), Violation> {
-        let (header, fields) = Header::read(record).map_err(Violation::Header)?;
-        if header.reply != NO_REPLY && header.reply >= limits::REPLY_SLOTS {
-            return Err(Violation::Reply(header.reply));
-        }
-        // After the record was taken: a notice about each object that the record may name was left before the guest could write
-        // the record.
-        if self.shared.notices.any() {
-            self.read_notices();
-        }
-        self.shared.time.call();
-        let to = reply_to(&header);
-        if let Some(failed) = self.shared.session.sticky()
-            && header.call != wire::console_read::CALL
-        {
-            self.shared.session.answer(to, failed, &[]);
-            return Ok(());
-        }
-        let dispatched = dispatch(self, &header, fields, answer)?;
-        if let Some(violation) = self.violation.take() {
-            return Err(violation);
-        }
-        match dispatched {
-            Dispatched::Done(length) => {
-                self.shared.session.answer(to, 0, answer.get(..length).unwrap_or_default());
-            }
-            Dispatched::Failed(failed) => self.shared.session.conclude(to, Err(failed)),
-            Dispatched::Later => {}
-        }
-        Ok(())
     }
 
     /// Marks the work whose end must be seen, and publishes what is complete, when the ring is empty. Returns `true` if marked work is

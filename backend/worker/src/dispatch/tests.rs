@@ -11,7 +11,7 @@ use sluice_protocol::{
         ArenaIn, ArenaText, Bytes, CarriedOptions, DeviceAddress, FieldError, LaunchAttributes, Mint, Name,
         Ordinal, Size, Take, Writer,
     },
-    record::NO_STREAM,
+    record::{NO_REPLY, NO_STREAM},
     reply,
     ring::Producer,
     session as page,
