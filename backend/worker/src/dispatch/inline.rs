@@ -13,6 +13,7 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         kinds::{ModuleRef, ReservedId, Tables},
     },
+    memory::SessionMemory,
     resources::{ResolvedOrigin, ResolvedQueues, ResolvedResources},
     session::{
         ReplyTo,
@@ -40,7 +41,10 @@ use sluice_protocol::{
     resources::{Origin, QueueChoice, ResourceDescription},
 };
 use sluice_runtime::limited;
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    sync::{Arc, MutexGuard},
+};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -431,6 +435,26 @@ impl Quick for Dispatcher {
     ) -> Served<wire::va_range_unmap::Reply> {
         self.map.unmapped(args.address, args.bytes);
         Ok(None)
+    }
+}
+
+impl Dispatcher {
+    /// The session's memory, if no thread uses it and no job waits for it: an operation that needs no call of the driver is
+    /// then done at once, without the helper.
+    fn memory_at_hand(&self) -> Option<MutexGuard<'_, SessionMemory>> {
+        if self.shared.helper.memory_is_idle() { self.shared.memory.try_lock().ok() } else { None }
+    }
+
+    /// Uses the session's memory without the helper, which learns of changed idle bytes.
+    fn at_hand<T>(&self, use_memory: impl FnOnce(&mut SessionMemory) -> T) -> Option<T> {
+        let mut memory = self.memory_at_hand()?;
+        let used = use_memory(&mut memory);
+        let begins_watch = memory.begin_watch();
+        drop(memory);
+        if begins_watch {
+            self.shared.helper.tend_idle();
+        }
+        Some(used)
     }
 }
 

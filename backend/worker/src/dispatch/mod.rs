@@ -55,7 +55,7 @@ use sluice_protocol::{
 use sluice_runtime::limited;
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -485,24 +485,6 @@ impl Dispatcher {
     fn module_job(&mut self, job: ModuleJob) {
         let Dispatcher { shared, current, submitter, .. } = self;
         shared.helper.module(job, || mark_before_wait(submitter, current));
-    }
-
-    /// The session's memory, if no thread uses it and no job waits for it: an operation that needs no call of the driver is
-    /// then done at once, without the helper.
-    fn memory_at_hand(&self) -> Option<MutexGuard<'_, SessionMemory>> {
-        if self.shared.helper.memory_is_idle() { self.shared.memory.try_lock().ok() } else { None }
-    }
-
-    /// Uses the session's memory without the helper, which learns of changed idle bytes.
-    fn at_hand<T>(&self, use_memory: impl FnOnce(&mut SessionMemory) -> T) -> Option<T> {
-        let mut memory = self.memory_at_hand()?;
-        let used = use_memory(&mut memory);
-        let begins_watch = memory.begin_watch();
-        drop(memory);
-        if begins_watch {
-            self.shared.helper.tend_idle();
-        }
-        Some(used)
     }
 
     /// True if everything posted to the streams of a context is complete.
