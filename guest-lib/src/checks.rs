@@ -1,4 +1,4 @@
-//! The checks of the driver that need only the state of the process: of launches, copies, fills and written values.
+//! The checks of the driver that need only the state of the process: of copies, fills and written values.
 //!
 //! The functions of the C API make them before they post work, and [`crate::graphs`] makes them before work becomes a node.
 
@@ -10,11 +10,9 @@ use crate::{
     state::{
         contexts::Context,
         devices::attribute as device_attribute,
-        functions::{LoadedFunction, attribute},
         memory::{blocks::READ_WRITE, device_map::RangeOrigin},
     },
 };
-use sluice_cuda_abi::occupancy::resident_threads;
 use sluice_cuda_frontend::given;
 use sluice_cuda_graphs::{Copy3D, CopySide, MemoryOperation, layout, memory_type};
 use sluice_protocol::{
@@ -308,56 +306,6 @@ pub(crate) fn stream_value(
         return Err(Error::INVALID_VALUE);
     }
     written(process, context.raw, address, bytes)
-}
-
-/// The sizes of a launch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LaunchShape {
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    pub(crate) shared: u32,
-}
-
-impl LaunchShape {
-    /// The checks that need only the launch, the function and the device.
-    pub(crate) fn check(
-        &self,
-        process: &ProcessState,
-        context: Context,
-        function: &LoadedFunction,
-    ) -> Result {
-        let device = process.devices.get(context.device)?;
-        for (axis, (grid, block)) in (0u32..).zip(self.grid.iter().zip(&self.block)) {
-            let most_blocks = device.bound(device_attribute::MAX_GRID_DIM_X + axis);
-            let most_threads = device.bound(device_attribute::MAX_BLOCK_DIM_X + axis);
-            if *grid == 0 || *grid > most_blocks || *block == 0 || *block > most_threads {
-                return Err(Error::INVALID_VALUE);
-            }
-        }
-        // Each factor is bounded by the device, so the product fits.
-        let threads = self.block.iter().map(|size| u64::from(*size)).product::<u64>();
-        if threads > u64::from(device.bound(device_attribute::MAX_THREADS_PER_BLOCK)) {
-            return Err(Error::INVALID_VALUE);
-        }
-        if threads > u64::from(function.bytes(attribute::MAX_THREADS_PER_BLOCK)) {
-            // The driver tells a function with too many registers from one that is bounded.
-            let resident = resident_threads(
-                device.bound(device_attribute::MAX_REGISTERS_PER_BLOCK),
-                function.bytes(attribute::NUM_REGS),
-            );
-            let has_registers = threads <= u64::from(resident);
-            return Err(if has_registers { Error::INVALID_VALUE } else { Error::LAUNCH_OUT_OF_RESOURCES });
-        }
-        let most_shared = function
-            .bytes(attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES)
-            .min(device.bound(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN));
-        let static_shared = function.bytes(attribute::SHARED_SIZE_BYTES);
-        let room = device
-            .bound(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK)
-            .saturating_sub(static_shared)
-            .max(most_shared);
-        if self.shared > room { Err(Error::INVALID_VALUE) } else { Ok(()) }
-    }
 }
 
 #[cfg(test)]

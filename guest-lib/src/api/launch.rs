@@ -2,14 +2,13 @@
 
 use crate::{
     arguments::{Call, In, Out},
-    checks::LaunchShape,
     error::{Error, Result},
     graphs::{self, GRAPHS},
     host_memory,
     process::{self, ProcessState},
     state::{
         events::INTERPROCESS,
-        functions::{HeldFunction, LoadedFunction},
+        functions::{HeldFunction, LaunchShape, LoadedFunction},
         streams::StreamRef,
     },
     turns,
@@ -242,7 +241,7 @@ fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
         return Err(Error::INVALID_HANDLE);
     }
     let LaunchCall { grid, block, shared, .. } = *launch;
-    LaunchShape { grid, block, shared }.check(process, context, &function)?;
+    LaunchShape { grid, block, shared }.check(process.devices.get(context.device)?, &function)?;
     for event in launch.events {
         let event = process.events.resolve(*event)?;
         if event.context != stream.context {

@@ -3,15 +3,14 @@
 use super::{unsupported, whole};
 use crate::{
     arguments::HostTask,
-    checks::{
-        self, ArrayCopyShape, ArrayPlace, CopyPlace, CopyShape, FillShape, LaunchShape, MemorySide, Strided,
-    },
+    checks::{self, ArrayCopyShape, ArrayPlace, CopyPlace, CopyShape, FillShape, MemorySide, Strided},
     error::{Error, Result},
     host_memory::HostCopy,
     process::ProcessState,
     state::{
         contexts,
         events::INTERPROCESS,
+        functions::LaunchShape,
         host_functions::{NodeTask, NodeToken, Staging},
     },
 };
@@ -249,7 +248,7 @@ fn checked_kernel<'a>(
     if !function.is_kernel() && function.context != context.raw {
         return Err(Error::INVALID_HANDLE);
     }
-    LaunchShape { grid, block, shared }.check(process, context, &function)?;
+    LaunchShape { grid, block, shared }.check(process.devices.get(context.device)?, &function)?;
     Ok(Kernel {
         function: function.id,
         context: Id::from_raw(context.raw).ok_or(Error::INVALID_CONTEXT)?,
