@@ -195,7 +195,7 @@ fn ends_a_worker_of_no_session(renames: bool) {
         match FromLauncher::decode(message).expect("an answer") {
             FromLauncher::Started { process, grouped: false, .. } => Some((process, descriptors)),
             // The killed daemon asked for this.
-            FromLauncher::Found { .. } | FromLauncher::Failed { .. } => None,
+            FromLauncher::Found { .. } | FromLauncher::Failed { .. } | FromLauncher::Refused { .. } => None,
             answer => panic!("{answer:?}"),
         }
     };

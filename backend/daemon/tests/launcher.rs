@@ -20,7 +20,7 @@ use sluice_kit::{
     wait::{eventually, until},
 };
 use sluice_messages::{
-    control::{self, FromLauncher, ToLauncher, WorkerSetup, codec},
+    control::{self, FromLauncher, LaunchRefusal, ToLauncher, WorkerSetup, codec},
     inventory::{Visible, VisibleInstance},
     launch::{device_socket, stream_socket},
 };
@@ -32,6 +32,13 @@ pub(crate) struct Launcher {
     pub(crate) process: Child,
     socket: OwnedFd,
     lifeline: Option<UnixStream>,
+}
+
+/// The reason why no process was started.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotStarted {
+    Refused(LaunchRefusal),
+    Failed(Errno),
 }
 
 pub(crate) struct Started {
@@ -74,7 +81,7 @@ impl Launcher {
         self.process.id()
     }
 
-    pub(crate) fn receive(&self) -> Result<Started, Errno> {
+    pub(crate) fn receive(&self) -> Result<Started, NotStarted> {
         match self.hear_answer() {
             (FromLauncher::Started { process, started, .. }, descriptors) => {
                 let mut descriptors = descriptors.into_iter();
@@ -83,7 +90,10 @@ impl Launcher {
                 };
                 Ok(Started { pid: process, started, socket, pidfd, cgroup_kill: descriptors.next() })
             }
-            (FromLauncher::Failed { error }, _) => Err(Errno::from_raw_os_error(error.cast_signed())),
+            (FromLauncher::Refused { refusal }, _) => Err(NotStarted::Refused(refusal)),
+            (FromLauncher::Failed { error }, _) => {
+                Err(NotStarted::Failed(Errno::from_raw_os_error(error.cast_signed())))
+            }
             (answer, _) => panic!("{answer:?} to another question"),
         }
     }
@@ -102,15 +112,12 @@ impl Launcher {
         self.tell(ToLauncher::Find { process });
         match self.hear_answer().0 {
             FromLauncher::Found { started, worker, .. } => Some((started, worker)),
-            FromLauncher::Failed { error } => {
-                assert_eq!(Errno::from_raw_os_error(error.cast_signed()), Errno::SRCH);
-                None
-            }
+            FromLauncher::Refused { refusal: LaunchRefusal::NoProcess } => None,
             answer => panic!("{answer:?} to another question"),
         }
     }
 
-    pub(crate) fn ask(&self, request: ToLauncher) -> Result<Started, Errno> {
+    pub(crate) fn ask(&self, request: ToLauncher) -> Result<Started, NotStarted> {
         socket::send(&self.socket, &request.encode(), &[]).expect("a launcher that listens");
         self.receive()
     }
@@ -120,7 +127,7 @@ impl Launcher {
         socket::send(&self.socket, &message.encode(), &[]).expect("a launcher that listens");
     }
 
-    pub(crate) fn worker(&self, session: u32) -> Result<Started, Errno> {
+    pub(crate) fn worker(&self, session: u32) -> Result<Started, NotStarted> {
         self.ask(ToLauncher::StartWorker { vm: 1, session, visible: Visible::Host })
     }
 
@@ -230,7 +237,7 @@ fn only_workers_get_machine_code_of_the_software_gpu() {
     place.wait_empty();
 }
 
-// Promise: A24
+// Promise: A24, F121
 #[test]
 fn device_is_reachable_at_once_and_a_second_one_is_refused() {
     let place = Place::new();
@@ -248,12 +255,16 @@ fn device_is_reachable_at_once_and_a_second_one_is_refused() {
     assert_eq!(capabilities & !(1 << 24), 0, "{capabilities:#x}");
     assert_eq!(
         launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 }).err(),
-        Some(Errno::AGAIN),
+        Some(NotStarted::Refused(LaunchRefusal::NotReaped)),
         "a second device of the VM is started"
     );
     assert!(is_alive(&device.pidfd));
     let odd = ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: false, fixed_arena: 5 };
-    assert_eq!(launcher.ask(odd).err(), Some(Errno::INVAL), "an arena of 5 bytes");
+    assert_eq!(
+        launcher.ask(odd).err(),
+        Some(NotStarted::Refused(LaunchRefusal::OutOfRange)),
+        "an arena of 5 bytes"
+    );
     let other = launcher
         .ask(ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: false, fixed_arena: 0 })
         .expect("a device for another VM");
@@ -268,7 +279,7 @@ fn device_is_reachable_at_once_and_a_second_one_is_refused() {
     wait_gone(&other.pidfd);
 }
 
-// Promise: F7
+// Promise: F7, F121
 #[test]
 fn malformed_request_is_refused_and_changes_nothing() {
     let place = Place::new();
@@ -281,24 +292,32 @@ fn malformed_request_is_refused_and_changes_nothing() {
     let long = [good.as_slice(), &[0; 64]].concat();
     for bytes in [&good[..63], &good[..1], &long, &unknown, &[0xff; control::BYTES], &wide] {
         socket::send(&launcher.socket, bytes, &[]).expect("sent");
-        assert_eq!(launcher.receive().err(), Some(Errno::BADMSG), "{bytes:x?} is accepted");
+        assert_eq!(
+            launcher.receive().err(),
+            Some(NotStarted::Refused(LaunchRefusal::BadRequest)),
+            "{bytes:x?} is accepted"
+        );
     }
     let before = descriptors(launcher.pid());
     let null = std::fs::File::open("/dev/null").expect("/dev/null");
     for count in [1, 2, 4] {
         socket::send(&launcher.socket, &good, &vec![null.as_fd(); count]).expect("sent");
-        assert_eq!(launcher.receive().err(), Some(Errno::BADMSG), "{count} descriptors are accepted");
+        assert_eq!(
+            launcher.receive().err(),
+            Some(NotStarted::Refused(LaunchRefusal::BadRequest)),
+            "{count} descriptors are accepted"
+        );
     }
     let left = until(|| descriptors(launcher.pid()), |now| *now <= before);
     assert!(left <= before, "{left} descriptors are left of {before}");
     for vm in [0, 3, u32::MAX] {
         assert_eq!(
             launcher.ask(ToLauncher::StartWorker { vm, session: 1, visible: Visible::Host }).err(),
-            Some(Errno::INVAL)
+            Some(NotStarted::Refused(LaunchRefusal::OutOfRange))
         );
         assert_eq!(
             launcher.ask(ToLauncher::StartDevice { vm, scanouts: 0, direct: false, fixed_arena: 0 }).err(),
-            Some(Errno::INVAL)
+            Some(NotStarted::Refused(LaunchRefusal::OutOfRange))
         );
     }
     assert_eq!(children(launcher.pid()), [] as [u32; 0], "a process was started");
@@ -322,10 +341,10 @@ fn missing_program_is_an_error() {
     let launcher = Launcher::start(&place, false, &[]);
     std::fs::remove_file(place.libexec().join("sluice-worker")).expect("removed");
     // The first answer proves that the launcher is set up.
-    assert_eq!(launcher.worker(0).err(), Some(Errno::NOENT));
+    assert_eq!(launcher.worker(0).err(), Some(NotStarted::Failed(Errno::NOENT)));
     let before = descriptors(launcher.pid());
     for session in 0..50 {
-        assert_eq!(launcher.worker(session).err(), Some(Errno::NOENT));
+        assert_eq!(launcher.worker(session).err(), Some(NotStarted::Failed(Errno::NOENT)));
     }
     let left = until(|| descriptors(launcher.pid()), |now| *now <= before);
     assert!(left <= before, "{left} descriptors are left of {before}");
@@ -342,7 +361,7 @@ fn thousand_starts_leave_no_descriptor_and_no_zombie() {
     let idle = || descriptors(launcher.pid());
     let nothing =
         |session| launcher.ask(ToLauncher::StartWorker { vm: 99, session, visible: Visible::Host }).err();
-    assert_eq!(nothing(0), Some(Errno::INVAL));
+    assert_eq!(nothing(0), Some(NotStarted::Refused(LaunchRefusal::OutOfRange)));
     let before = idle();
     for session in 0..1000 {
         let Started { socket, pidfd, .. } = launcher.worker(session).expect("a worker");
@@ -355,7 +374,7 @@ fn thousand_starts_leave_no_descriptor_and_no_zombie() {
     // Each refused request gives the launcher a turn, in which it waits for its children.
     let left = until(
         || {
-            assert_eq!(nothing(1), Some(Errno::INVAL));
+            assert_eq!(nothing(1), Some(NotStarted::Refused(LaunchRefusal::OutOfRange)));
             children(launcher.pid())
         },
         Vec::is_empty,
@@ -366,6 +385,7 @@ fn thousand_starts_leave_no_descriptor_and_no_zombie() {
     launcher.end();
 }
 
+// Promise: F121
 #[test]
 fn workers_of_a_vm_are_bounded() {
     let place = Place::new();
@@ -373,7 +393,7 @@ fn workers_of_a_vm_are_bounded() {
     let bound = u32::try_from(limits::SESSIONS).expect("small");
     let mut workers: Vec<Started> =
         (0..bound).map(|session| launcher.worker(session).expect("a worker")).collect();
-    assert_eq!(launcher.worker(bound).err(), Some(Errno::AGAIN));
+    assert_eq!(launcher.worker(bound).err(), Some(NotStarted::Refused(LaunchRefusal::TooMany)));
     let other = launcher
         .ask(ToLauncher::StartWorker { vm: 2, session: 0, visible: Visible::Host })
         .expect("another VM's worker");
@@ -500,7 +520,7 @@ fn supervised_children_die_with_a_killed_launcher() {
     wait_gone(&worker.pidfd);
 }
 
-// Promise: F7, F86, F100
+// Promise: F7, F86, F100, F121
 #[test]
 fn each_worker_runs_as_a_user_of_its_own() {
     if !has_users(4_000_000, 2) {
@@ -519,7 +539,11 @@ fn each_worker_runs_as_a_user_of_its_own() {
     let first = launcher.worker(1).expect("a worker");
     let second = launcher.worker(2).expect("a worker");
     assert_eq!((uid(&first), uid(&second)), (4_000_000, 4_000_001));
-    assert_eq!(launcher.worker(3).err(), Some(Errno::AGAIN), "two workers have one user");
+    assert_eq!(
+        launcher.worker(3).err(),
+        Some(NotStarted::Refused(LaunchRefusal::NoUser)),
+        "two workers have one user"
+    );
     drop(first.socket);
     wait_gone(&first.pidfd);
     let third = launcher.worker(4).expect("a worker");
@@ -755,7 +779,7 @@ fn cgroup_ends_processes_that_a_worker_has_forked() {
             launcher
                 .ask(ToLauncher::StartDevice { vm: 99, scanouts: 0, direct: false, fixed_arena: 0 })
                 .err(),
-            Some(Errno::INVAL)
+            Some(NotStarted::Refused(LaunchRefusal::OutOfRange))
         );
         directory.workers().len()
     };
@@ -859,9 +883,9 @@ fn sockets_of_a_vm_are_removed_when_its_device_does_not_run() {
         launcher.tell(ToLauncher::RemoveSockets { vm });
         launcher.hear_answer().0
     };
-    let refused = |error: Errno| FromLauncher::Failed { error: error.raw_os_error().unsigned_abs() };
-    assert_eq!(remove(1), refused(Errno::BUSY));
-    assert_eq!(remove(99), refused(Errno::INVAL), "a VM that is not the launcher's");
+    let refused = |refusal| FromLauncher::Refused { refusal };
+    assert_eq!(remove(1), refused(LaunchRefusal::DeviceRuns));
+    assert_eq!(remove(99), refused(LaunchRefusal::OutOfRange), "a VM that is not the launcher's");
     assert!(sockets.iter().all(|socket| socket.exists()));
     signal(&device.pidfd, Signal::KILL);
     wait_gone(&device.pidfd);
@@ -879,11 +903,11 @@ fn second_arbiter_of_a_unit_and_an_unknown_unit_are_refused() {
         launcher.ask(ToLauncher::StartArbiter { unit: 1, visible: Visible::Host }).expect("an arbiter");
     assert_eq!(
         launcher.ask(ToLauncher::StartArbiter { unit: 1, visible: Visible::Host }).err(),
-        Some(Errno::AGAIN)
+        Some(NotStarted::Refused(LaunchRefusal::NotReaped))
     );
     assert_eq!(
         launcher.ask(ToLauncher::StartArbiter { unit: 2, visible: Visible::Host }).err(),
-        Some(Errno::INVAL)
+        Some(NotStarted::Refused(LaunchRefusal::OutOfRange))
     );
     drop(
         launcher
@@ -914,8 +938,8 @@ fn probe_is_a_worker_without_vm_and_a_second_one_is_refused() {
     );
     assert_eq!((&found["fds"], &found["capabilities"]), (&serde_json::json!([0, 1, 2, 3]), &0.into()));
     assert_eq!(launcher.worker(1).expect("a worker").describe()["probe"], false);
-    assert_eq!(probe(1).err(), Some(Errno::AGAIN));
-    assert_eq!(probe(2).err(), Some(Errno::INVAL));
+    assert_eq!(probe(1).err(), Some(NotStarted::Refused(LaunchRefusal::NotReaped)));
+    assert_eq!(probe(2).err(), Some(NotStarted::Refused(LaunchRefusal::OutOfRange)));
     signal(&first.pidfd, Signal::KILL);
     wait_gone(&first.pidfd);
     until(|| probe(1), Result::is_ok).expect("the next probe");
@@ -923,6 +947,7 @@ fn probe_is_a_worker_without_vm_and_a_second_one_is_refused() {
     place.wait_empty();
 }
 
+// Promise: F121
 #[test]
 fn inventory_that_cannot_be_killed_is_replaced() {
     let place = Place::new();
@@ -930,6 +955,10 @@ fn inventory_that_cannot_be_killed_is_replaced() {
     let first = launcher.ask(ToLauncher::StartInventory {}).expect("an inventory");
     let second = launcher.ask(ToLauncher::StartInventory {}).expect("a second inventory");
     assert_ne!(first.pid, second.pid);
+    // Each runs as long as its socket is open.
+    let _others = [(); 2].map(|()| launcher.ask(ToLauncher::StartInventory {}).expect("another inventory"));
+    let beyond = launcher.ask(ToLauncher::StartInventory {}).err();
+    assert_eq!(beyond, Some(NotStarted::Refused(LaunchRefusal::TooMany)));
     launcher.end();
     place.wait_empty();
 }

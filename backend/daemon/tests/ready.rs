@@ -6,17 +6,17 @@ use crate::{
     common::{
         Cgroup, Place, cgroup_directory, children, has_users, is_made_ahead, make_for_all_users, pid_of,
     },
-    launcher::{Launcher, Started},
+    launcher::{Launcher, NotStarted, Started},
 };
-use rustix::{
-    io::Errno,
-    process::{Pid, Signal},
-};
+use rustix::process::{Pid, Signal};
 use sluice_kit::{
     processes::{wait_gone, watch},
     wait::until,
 };
-use sluice_messages::{control::ToLauncher, inventory::Visible};
+use sluice_messages::{
+    control::{LaunchRefusal, ToLauncher},
+    inventory::Visible,
+};
 
 const NAMESPACES: [&str; 4] = ["user", "mnt", "net", "ipc"];
 
@@ -183,7 +183,11 @@ fn process_made_ahead_keeps_no_user_from_another_start() {
     let probe = launcher.ask(ToLauncher::StartProbe { unit: 0, visible: Visible::Host }).expect("a probe");
     assert_eq!(probe.describe()["uid"], 4_000_001);
     assert!(watch(ready).is_none(), "its user has come free");
-    assert_eq!(launcher.worker(2).err(), Some(Errno::AGAIN), "two processes have one user");
+    assert_eq!(
+        launcher.worker(2).err(),
+        Some(NotStarted::Refused(LaunchRefusal::NoUser)),
+        "two processes have one user"
+    );
     launcher.end();
     fs::remove_dir(&directory.0).expect("no group is left");
 }

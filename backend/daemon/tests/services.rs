@@ -30,7 +30,7 @@ use sluice_kit::{
 };
 use sluice_messages::{
     channel::{Channel, Received},
-    control::{FromLauncher, ToLauncher},
+    control::{FromLauncher, LaunchRefusal, ToLauncher},
     inventory::Visible,
     launch::Fingerprint,
 };
@@ -402,7 +402,7 @@ fn hostile_client_of_the_launchers_service_reaches_only_processes_of_sluice() {
     // Nothing comes before the configuration, and a launcher of another one ends.
     assert!(ask(&service.connect(), start).is_none());
     let first = service.pid();
-    let stale = FromLauncher::Failed { error: Errno::STALE.raw_os_error().unsigned_abs() };
+    let stale = FromLauncher::Refused { refusal: LaunchRefusal::OtherConfiguration };
     let other = ask(&service.connect(), ToLauncher::Attach { configuration: [8; 16] });
     assert_eq!(other.expect("an answer").0, stale);
     let client = until(
@@ -434,7 +434,7 @@ fn hostile_client_of_the_launchers_service_reaches_only_processes_of_sluice() {
     let strange_group = strange_groups.0.join(group);
     std::fs::create_dir_all(&strange_group).expect("a group");
     std::fs::write(strange_group.join("cgroup.procs"), strange.to_string()).expect("moved");
-    let missing = FromLauncher::Failed { error: Errno::SRCH.raw_os_error().unsigned_abs() };
+    let missing = FromLauncher::Refused { refusal: LaunchRefusal::NoProcess };
     for process in [strange, std::process::id(), service.pid().expect("a launcher"), 1, 0, u32::MAX] {
         assert_eq!(ask(&client, ToLauncher::Find { process }).expect("an answer").0, missing, "{process}");
     }

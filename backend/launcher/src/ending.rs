@@ -19,7 +19,9 @@ use rustix::{
 };
 use sluice_runtime::process::{Identity, is_gone, kill};
 
-use super::{Launcher, cgroup::Cgroups, children::Survivor, role::ChildRole};
+use sluice_messages::control::LaunchRefusal;
+
+use super::{Launcher, cgroup::Cgroups, children::Survivor, error::RequestError, role::ChildRole};
 
 /// Time limit for the end of a killed child; a driver that frees much memory is slow.
 const KILLED: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
@@ -37,10 +39,10 @@ pub(super) struct FoundProcess {
 
 impl Launcher {
     /// Finds a process that this launcher started, was told to keep, or finds in its cgroups: those of an earlier launcher are there.
-    pub(super) fn find(&self, process: u32) -> io::Result<FoundProcess> {
+    pub(super) fn find(&self, process: u32) -> Result<FoundProcess, RequestError> {
         let open_kill = |group: &Path| fs::File::create(group.join("cgroup.kill")).map(OwnedFd::from);
         let found = |pidfd: OwnedFd, worker, group: Option<&Path>| {
-            let identity = Identity::behind(process, &pidfd).ok_or(Errno::SRCH)?;
+            let identity = Identity::behind(process, &pidfd).ok_or(LaunchRefusal::NoProcess)?;
             let cgroup_kill = group.map(open_kill).transpose()?;
             Ok(FoundProcess { identity, pidfd, worker, cgroup_kill })
         };
@@ -52,9 +54,9 @@ impl Launcher {
         if let Some(Survivor { pidfd, worker: true, cgroup, .. }) = survivor {
             return found(pidfd.try_clone()?, true, cgroup.as_deref());
         }
-        let pidfd = Identity::of(process).and_then(Identity::open).ok_or(Errno::SRCH)?;
+        let pidfd = Identity::of(process).and_then(Identity::open).ok_or(LaunchRefusal::NoProcess)?;
         let group = self.cgroups.as_ref().and_then(|cgroups| cgroups.group_of(process));
-        let (group, worker) = group.ok_or(Errno::SRCH)?;
+        let (group, worker) = group.ok_or(LaunchRefusal::NoProcess)?;
         found(pidfd, worker, Some(&group))
     }
 

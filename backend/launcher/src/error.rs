@@ -1,8 +1,9 @@
-//! The errors that end the launcher.
+//! The errors that end the launcher, and those that end a request.
 
 use std::{io, path::PathBuf};
 
 use rustix::io::Errno;
+use sluice_messages::control::LaunchRefusal;
 
 /// The launcher cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -27,4 +28,21 @@ pub enum LauncherError {
     /// The socket to `sluiced` failed.
     #[error("cannot read requests: {0}")]
     Receive(#[source] Errno),
+}
+
+/// A request that is not carried out.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RequestError {
+    /// The launcher refuses it.
+    #[error(transparent)]
+    Refused(#[from] LaunchRefusal),
+    /// The kernel refuses a part of it.
+    #[error(transparent)]
+    Failed(#[from] io::Error),
+}
+
+impl From<Errno> for RequestError {
+    fn from(error: Errno) -> Self {
+        Self::Failed(error.into())
+    }
 }

@@ -3,7 +3,7 @@
 //! `sluiced` may be hostile then: no message and no unread answer of it stops the one thread of the launcher.
 
 use std::{
-    fs, io,
+    fs,
     os::{
         fd::OwnedFd,
         unix::fs::{MetadataExt as _, PermissionsExt as _},
@@ -24,11 +24,15 @@ use rustix::{
 use sd_notify::NotifyState;
 use sluice_messages::{
     channel::Channel,
-    control::{FromLauncher, ToLauncher},
+    control::{FromLauncher, LaunchRefusal, ToLauncher},
     launch::Fingerprint,
 };
 
-use super::{Launcher, children::CONTROL, error::LauncherError};
+use super::{
+    Launcher,
+    children::CONTROL,
+    error::{LauncherError, RequestError},
+};
 
 /// The socket of the service, and the state of its present client.
 #[derive(Debug)]
@@ -148,14 +152,17 @@ impl Launcher {
 
     /// Answers the first message of a client, with the kernel's list of the launcher's children. The service is over if the client has
     /// another configuration.
-    pub(super) fn attach(&mut self, configuration: Fingerprint) -> io::Result<(FromLauncher, Vec<OwnedFd>)> {
-        let service = self.service.as_mut().ok_or(Errno::INVAL)?;
+    pub(super) fn attach(
+        &mut self,
+        configuration: Fingerprint,
+    ) -> Result<(FromLauncher, Vec<OwnedFd>), RequestError> {
+        let service = self.service.as_mut().ok_or(LaunchRefusal::BadRequest)?;
         if service.configuration != configuration {
             tracing::info!(
                 "sluiced has another configuration than this launcher, which ends: the next one reads it again"
             );
             service.over = true;
-            return Err(Errno::STALE.into());
+            return Err(LaunchRefusal::OtherConfiguration.into());
         }
         service.attached = true;
         let process = std::process::id();

@@ -1,19 +1,24 @@
 //! The requests of `sluiced`, and their answers.
 
-use std::{io, os::fd::OwnedFd, time::Instant};
+use std::{os::fd::OwnedFd, time::Instant};
 
-use rustix::{fd::AsFd as _, io::Errno};
+use rustix::fd::AsFd as _;
 use sluice_messages::{
     channel::{ReceiveError, Received},
-    control::{FromLauncher, ToLauncher},
+    control::{FromLauncher, LaunchRefusal, ToLauncher},
     inventory::Visible,
     launch::Fingerprint,
 };
 use sluice_runtime::process::{Identity, kill};
 
 use super::{
-    Launcher, cgroup::Cgroups, children::DeviceSpec, ending::FoundProcess, error::LauncherError,
-    role::ChildRole, starting::StartedChild,
+    Launcher,
+    cgroup::Cgroups,
+    children::DeviceSpec,
+    ending::FoundProcess,
+    error::{LauncherError, RequestError},
+    role::ChildRole,
+    starting::StartedChild,
 };
 
 /// An answer, with its descriptors.
@@ -42,13 +47,16 @@ impl Launcher {
             }
             Err(error) => {
                 self.complain(&error);
-                Err(Errno::BADMSG.into())
+                Err(LaunchRefusal::BadRequest.into())
             }
         };
         match answer {
             Ok(Some(answer)) => self.send(answer),
             Ok(None) => {}
-            Err(error) => {
+            Err(RequestError::Refused(refusal)) => {
+                self.send((FromLauncher::Refused { refusal }, Vec::new()));
+            }
+            Err(RequestError::Failed(error)) => {
                 let error = error.raw_os_error().unwrap_or(libc::EIO).unsigned_abs();
                 self.send((FromLauncher::Failed { error }, Vec::new()));
             }
@@ -60,7 +68,7 @@ impl Launcher {
     }
 
     /// Carries out a request. Some have no answer.
-    fn handle(&mut self, request: ToLauncher) -> io::Result<Option<Answer>> {
+    fn handle(&mut self, request: ToLauncher) -> Result<Option<Answer>, RequestError> {
         let settled = || Some((FromLauncher::Settled {}, Vec::new()));
         let (role, spec, visible) = match request {
             ToLauncher::StartDevice { vm, scanouts, direct, fixed_arena } => {
@@ -88,7 +96,10 @@ impl Launcher {
             }
             ToLauncher::Find { process } => return self.find(process).map(|found| Some(found.into())),
             ToLauncher::RemoveSockets { vm } => return self.remove_sockets(vm).map(|()| settled()),
-            ToLauncher::EndAll {} => return self.end_all().map(|()| settled()),
+            ToLauncher::EndAll {} => {
+                self.end_all()?;
+                return Ok(settled());
+            }
             ToLauncher::KeepWorker { process, started } => {
                 self.keep(Identity { process, started });
                 return Ok(None);

@@ -16,6 +16,7 @@ use rustix::{
     io::Errno,
 };
 use sluice_messages::{
+    control::LaunchRefusal,
     inventory::Visible,
     launch::{device_socket, stream_socket},
 };
@@ -31,6 +32,7 @@ use super::{
     Launcher,
     children::{Child, DeviceSpec},
     ending::end,
+    error::RequestError,
     role::ChildRole,
 };
 
@@ -64,18 +66,20 @@ impl Launcher {
         role: ChildRole,
         spec: DeviceSpec,
         visible: Visible,
-    ) -> io::Result<StartedChild> {
+    ) -> Result<StartedChild, RequestError> {
         let running = self.children.values().filter(|child| child.role == role).count();
-        let bound = match role {
-            ChildRole::Worker(_) => limits::SESSIONS,
-            ChildRole::Inventory => INVENTORIES,
-            ChildRole::Device(_) | ChildRole::Arbiter(_) | ChildRole::Probe(_) => 1,
+        let (bound, beyond) = match role {
+            ChildRole::Worker(_) => (limits::SESSIONS, LaunchRefusal::TooMany),
+            ChildRole::Inventory => (INVENTORIES, LaunchRefusal::TooMany),
+            ChildRole::Device(_) | ChildRole::Arbiter(_) | ChildRole::Probe(_) => {
+                (1, LaunchRefusal::NotReaped)
+            }
         };
         if running >= bound {
-            return Err(Errno::AGAIN.into());
+            return Err(beyond.into());
         }
         if matches!(role, ChildRole::Probe(unit) | ChildRole::Arbiter(unit) if unit >= self.units) {
-            return Err(Errno::INVAL.into());
+            return Err(LaunchRefusal::OutOfRange.into());
         }
         let key = self.next_key;
         self.next_key += 1;
@@ -111,7 +115,7 @@ impl Launcher {
                 if end(child.pid, child.pidfd.as_fd()) {
                     self.give_back(child.uid, child.cgroup);
                 }
-                return Err(error);
+                return Err(error.into());
             }
         };
         tracing::debug!(%role, process = child.pid, "started a child");
@@ -121,20 +125,19 @@ impl Launcher {
 
     /// A user for a new process, if processes are users of their own. The inventory stays the launcher's user, to which the nodes
     /// belong by which instances are made.
-    pub(super) fn take_user(&mut self, role: ChildRole) -> Result<Option<u32>, Errno> {
+    pub(super) fn take_user(&mut self, role: ChildRole) -> Result<Option<u32>, LaunchRefusal> {
         let Some(users) = &mut self.users else { return Ok(None) };
-        match role {
-            ChildRole::Worker(_) | ChildRole::Probe(_) => users.take().ok_or(Errno::AGAIN).map(Some),
-            ChildRole::Device(_) | ChildRole::Arbiter(_) => {
-                users.take_for_serving().ok_or(Errno::AGAIN).map(Some)
-            }
-            ChildRole::Inventory => Ok(None),
-        }
+        let taken = match role {
+            ChildRole::Worker(_) | ChildRole::Probe(_) => users.take(),
+            ChildRole::Device(_) | ChildRole::Arbiter(_) => users.take_for_serving(),
+            ChildRole::Inventory => return Ok(None),
+        };
+        taken.map(Some).ok_or(LaunchRefusal::NoUser)
     }
 
     /// Checks that processes of a VM may be started.
-    pub(super) fn check_number(&self, vm: u32) -> Result<(), Errno> {
-        if self.vm_numbers.contains(vm) { Ok(()) } else { Err(Errno::INVAL) }
+    pub(super) fn check_number(&self, vm: u32) -> Result<(), LaunchRefusal> {
+        if self.vm_numbers.contains(vm) { Ok(()) } else { Err(LaunchRefusal::OutOfRange) }
     }
 
     /// The properties of a device that may be started.
@@ -144,12 +147,13 @@ impl Launcher {
         scanouts: u32,
         direct: bool,
         fixed_arena: u64,
-    ) -> Result<DeviceSpec, Errno> {
+    ) -> Result<DeviceSpec, LaunchRefusal> {
         self.check_number(vm)?;
-        let scanouts = u8::try_from(scanouts).ok().filter(|count| *count <= 1).ok_or(Errno::INVAL)?;
+        let scanouts =
+            u8::try_from(scanouts).ok().filter(|count| *count <= 1).ok_or(LaunchRefusal::OutOfRange)?;
         let fixed_arena = Some(fixed_arena).filter(|bytes| *bytes > 0);
         if fixed_arena.is_some_and(|bytes| !limits::is_fixed_arena(bytes)) {
-            return Err(Errno::INVAL);
+            return Err(LaunchRefusal::OutOfRange);
         }
         Ok(DeviceSpec { direct, scanouts, fixed_arena })
     }
@@ -161,7 +165,7 @@ impl Launcher {
         spec: DeviceSpec,
         visible: Visible,
         cgroup: Option<BorrowedFd<'_>>,
-    ) -> io::Result<(MadeChild, OwnedFd)> {
+    ) -> Result<(MadeChild, OwnedFd), RequestError> {
         let shape = self.shape(role, spec, visible);
         let (ours, theirs) = socket::pair()?;
         let listeners = match role {
@@ -198,13 +202,13 @@ impl Launcher {
             Err(error) => {
                 tracing::error!(%role, %error, reason = said(&made.log), "cannot start a child");
                 self.discard(made);
-                Err(error)
+                Err(error.into())
             }
         }
     }
 
     /// A user for a process that starts now. Those of processes that were made ahead come free for it, the oldest first.
-    fn take_user_now(&mut self, role: ChildRole) -> Result<Option<u32>, Errno> {
+    fn take_user_now(&mut self, role: ChildRole) -> Result<Option<u32>, LaunchRefusal> {
         loop {
             match self.take_user(role) {
                 Err(_) if self.end_oldest_ready() => {}
@@ -219,9 +223,9 @@ impl Launcher {
         role: ChildRole,
         shape: &ChildShape,
         uid: Option<u32>,
-    ) -> io::Result<MadeChild> {
-        let prepared = child_log::pipe().and_then(|(log, log_end)| {
-            let program = self.program(role).ok_or(Errno::INVAL)?;
+    ) -> Result<MadeChild, RequestError> {
+        let prepared = child_log::pipe().map_err(RequestError::from).and_then(|(log, log_end)| {
+            let program = self.program(role).ok_or(LaunchRefusal::OutOfRange)?;
             let prepare = || spawn::prepare(program, shape, uid, log_end);
             let prepared = match role {
                 ChildRole::Worker(_) | ChildRole::Probe(_) => self.oom_order.ended_first(prepare),
@@ -293,11 +297,11 @@ impl Launcher {
     }
 
     /// Removes the sockets of a VM whose device does not run.
-    pub(super) fn remove_sockets(&self, vm: u32) -> io::Result<()> {
+    pub(super) fn remove_sockets(&self, vm: u32) -> Result<(), RequestError> {
         self.check_number(vm)?;
         let is_child = self.children.values().any(|child| child.role == ChildRole::Device(vm));
         if is_child || self.cgroups.as_ref().is_some_and(|cgroups| cgroups.has_device(vm)) {
-            return Err(Errno::BUSY.into());
+            return Err(LaunchRefusal::DeviceRuns.into());
         }
         for path in [device_socket(&self.socket_dir, vm), stream_socket(&self.socket_dir, vm)] {
             remove(&path)?;

@@ -228,15 +228,15 @@ messages! {
         } fds 0,
         /// All continuing workers have been named: end every other process that an earlier launcher left in cgroups. Not answered.
         7 Sweep {} fds 0,
-        /// Find a process: one that the launcher started, was told to keep, or finds in its cgroups. Answered by `Found`, or by `Failed`
+        /// Find a process: one that the launcher started, was told to keep, or finds in its cgroups. Answered by `Found`, or by `Refused`
         /// if it is no such process.
         8 Find { /** The process. */ process: u32 } fds 0,
         /// Start a probe of a placement unit: a worker that serves no session, and to which its arbiter lends memory.
         9 StartProbe { /** The unit. */ unit: u32, /** The device that its driver shows it. */ visible: Visible } fds 0,
-        /// The first message to a launcher that is a service of its own. Answered by `Attached`, or by `Failed` if its configuration is
+        /// The first message to a launcher that is a service of its own. Answered by `Attached`, or by `Refused` if its configuration is
         /// another one: it then ends, so that the next one reads the configuration again.
         10 Attach { /** A [`Fingerprint`](crate::launch::Fingerprint) of its command line. */ configuration: [u8; 16] } fds 0,
-        /// Remove the sockets of a VM that has ended. Answered by `Settled`, or by `Failed` if its device runs.
+        /// Remove the sockets of a VM that has ended. Answered by `Settled`, or by `Refused` if its device runs.
         11 RemoveSockets { /** The VM. */ vm: u32 } fds 0,
         /// End all processes that this or an earlier launcher has started: no `sluiced` knows them. Answered by `Settled`.
         12 EndAll {} fds 0,
@@ -484,7 +484,7 @@ messages! {
             /** Its start in ticks since boot, because process numbers are reused. */ started: u64,
             /** True if it has a cgroup of its own. */ grouped: bool
         } fds 2 plus grouped,
-        /// The request failed; `error` is an errno.
+        /// The kernel refused a part of the request; `error` is an errno.
         2 Failed { /** An errno. */ error: u32 } fds 0,
         /// All requests before `Settle` have been answered; the sockets of `RemoveSockets` are removed; the processes of `EndAll` are killed.
         3 Settled {} fds 0,
@@ -499,6 +499,8 @@ messages! {
             /** Its process id. */ process: u32,
             /** True if it was not told yet which workers of an earlier launcher continue. */ fresh: bool
         } fds 1,
+        /// The launcher does not carry out the request.
+        6 Refused { /** The reason. */ refusal: LaunchRefusal } fds 0,
     }
 }
 
@@ -617,6 +619,34 @@ numbered! {
         FixedAddresses = 2,
         /// It pins guest memory, in as many pieces as a worker maps one by one.
         Registration = 3,
+    }
+    /// The reasons for which the launcher does not carry out a request, apart from errors of the kernel.
+    #[derive(thiserror::Error)]
+    pub enum LaunchRefusal {
+        /// The request is malformed, or is not one for this kind of launcher.
+        #[error("the request is malformed, or is not one for this launcher")]
+        BadRequest = 1,
+        /// The VM, the unit or a value of the request is outside of the launcher's configuration.
+        #[error("its configuration does not allow this VM, unit or value")]
+        OutOfRange = 2,
+        /// The client has another configuration.
+        #[error("it has another configuration than its client")]
+        OtherConfiguration = 3,
+        /// The device, arbiter or probe of before is not reaped.
+        #[error("the earlier one has not been reaped, as when a debugger holds it")]
+        NotReaped = 4,
+        /// As many processes of this kind as the launcher allows are not reaped.
+        #[error("too many processes of this kind have not been reaped")]
+        TooMany = 5,
+        /// Processes are users of their own, and all of them are in use.
+        #[error("all users of worker-uids are in use")]
+        NoUser = 6,
+        /// The device of the VM is not reaped, or its cgroup has processes.
+        #[error("the VM's device runs")]
+        DeviceRuns = 7,
+        /// The process is none of the launcher's, or has ended.
+        #[error("it has no such process")]
+        NoProcess = 8,
     }
     /// The memory of its process that a kernel reaches although CUDA was never given it, by the driver's attributes.
     pub enum HostAccess {

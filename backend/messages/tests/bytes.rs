@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use sluice_messages::{
     control::{
         self, ArbiterEvent, Figures, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker,
-        HostAccess, Priority, TimeShare, ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker,
-        VersionError, WorkerSetup, codec,
+        HostAccess, LaunchRefusal, Priority, TimeShare, ToArbiter, ToDevice, ToInventory, ToLauncher,
+        ToWorker, VersionError, WorkerSetup, codec,
     },
     custody::{CustodyAnswer, CustodyRequest, Growth},
     figures::{UnitBytes, Upkeep, VmTime, WorkCounts},
@@ -156,6 +156,7 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         FromLauncher::Found { started: 8, worker: true, grouped: false } => [4, 8, 1, 0], fds 1;
         FromLauncher::Found { started: 8, worker: false, grouped: true } => [4, 8, 0, 1], fds 2;
         FromLauncher::Attached { process: 4711, fresh: true } => [5, 4711, 1], fds 1;
+        FromLauncher::Refused { refusal: LaunchRefusal::NoUser } => [6, 6], fds 0;
     }
     golden! { CustodyRequest:
         CustodyRequest::Hello { process: 9 } => [1, 9], fds 0;

@@ -17,11 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{
-    fd::{AsFd as _, BorrowedFd},
-    io::Errno,
-};
-use sluice_messages::control::{FromLauncher, ToLauncher, ToWorker, WorkerSetup, codec};
+use rustix::fd::{AsFd as _, BorrowedFd};
+use sluice_messages::control::{FromLauncher, LaunchRefusal, ToLauncher, ToWorker, WorkerSetup, codec};
 use sluice_runtime::{
     child_log,
     process::{Identity, kill},
@@ -216,6 +213,7 @@ impl Launching {
                         socket.into_iter().for_each(|socket| self.fd_store.discard_orphan(socket));
                     }
                     FromLauncher::Failed { .. }
+                    | FromLauncher::Refused { .. }
                     | FromLauncher::Found { .. }
                     | FromLauncher::Attached { .. } => {}
                 }
@@ -258,7 +256,7 @@ impl Launching {
             Ok(LauncherAnswer::Found(found)) => Ok(Some(found)),
             Ok(LauncherAnswer::Started(_) | LauncherAnswer::Settled) => Err(LaunchError::Malformed),
             // It has ended, or is another's.
-            Err(LaunchError::Refused(Errno::SRCH)) => Ok(None),
+            Err(LaunchError::Refused(LaunchRefusal::NoProcess)) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -389,7 +387,7 @@ impl Launching {
     /// Keeps a launcher that has answered, and drops another.
     fn keep<T>(&self, launcher: Running, answer: &Result<T, LaunchError>) -> Option<Running> {
         match answer {
-            Ok(_) | Err(LaunchError::Refused(_)) => Some(launcher),
+            Ok(_) | Err(LaunchError::Refused(_) | LaunchError::Failed(_)) => Some(launcher),
             Err(error) => {
                 tracing::error!(%error, "dropping the launcher");
                 self.process.set(None);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::{fd::AsFd as _, io::Errno};
-use sluice_messages::control::{FromLauncher, ToLauncher};
+use sluice_messages::control::{FromLauncher, LaunchRefusal, ToLauncher};
 use sluice_runtime::{
     child_log::{ChildLog, GuestLimits, NextRead},
     process::{Identity, kill},
@@ -46,9 +46,12 @@ pub(crate) enum LaunchError {
     /// The launcher is a service of its own, with another configuration.
     #[error("the launcher at {} has another configuration or version than sluiced: both services must have the same options", .0.display())]
     OtherService(PathBuf),
-    /// The launcher could not start the process.
-    #[error("the launcher cannot start the process: {}", refusal(*.0))]
-    Refused(Errno),
+    /// The launcher does not carry out the request.
+    #[error("the launcher refuses: {0}")]
+    Refused(LaunchRefusal),
+    /// The kernel refused the launcher a part of the request.
+    #[error("the launcher fails: {}", kernel_error(*.0))]
+    Failed(Errno),
     /// Earlier devices of the VM have sent descriptors whose close takes long.
     #[error("descriptors of the VM's earlier devices are not closed yet")]
     Unclosed,
@@ -71,19 +74,21 @@ impl LaunchError {
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             LaunchError::NoService { .. } | LaunchError::Gone | LaunchError::Unclosed => true,
-            LaunchError::Refused(errno) => *errno == Errno::AGAIN,
+            LaunchError::Refused(refusal) => {
+                matches!(refusal, LaunchRefusal::NotReaped | LaunchRefusal::TooMany | LaunchRefusal::NoUser)
+            }
+            LaunchError::Failed(errno) => *errno == Errno::AGAIN,
             _ => false,
         }
     }
 }
 
-/// The reason of a refusal, for people.
-fn refusal(errno: Errno) -> String {
+/// An error of the kernel in the launcher, for people.
+fn kernel_error(errno: Errno) -> String {
+    let error = io::Error::from(errno);
     match errno {
-        Errno::AGAIN => {
-            "an earlier one has not been reaped, as when a debugger holds it, or there are too many processes, or no user is free".to_owned()
-        }
-        errno => io::Error::from(errno).to_string(),
+        Errno::AGAIN => format!("{error}: the host or a cgroup has its limit of processes"),
+        _ => error.to_string(),
     }
 }
 
@@ -242,8 +247,9 @@ pub(super) async fn ask(
         channel.receive().await?.ok_or(LaunchError::Gone)
     };
     match answer_within(ANSWER, exchange).await.unwrap_or(Err(LaunchError::Late))? {
+        (FromLauncher::Refused { refusal }, _) => Err(LaunchError::Refused(refusal)),
         (FromLauncher::Failed { error }, _) => {
-            Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
+            Err(LaunchError::Failed(Errno::from_raw_os_error(error.cast_signed())))
         }
         answer => Ok(answer),
     }
@@ -252,12 +258,36 @@ pub(super) async fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     // Promise: F119
     #[test]
     fn device_is_requested_again_only_after_failures_that_may_pass() {
         assert!(LaunchError::Unclosed.may_pass() && LaunchError::Gone.may_pass());
-        assert!(LaunchError::Refused(Errno::AGAIN).may_pass());
-        assert!(!LaunchError::Refused(Errno::NOENT).may_pass() && !LaunchError::Malformed.may_pass());
+        for refusal in [LaunchRefusal::NotReaped, LaunchRefusal::TooMany, LaunchRefusal::NoUser] {
+            assert!(LaunchError::Refused(refusal).may_pass());
+        }
+        assert!(LaunchError::Failed(Errno::AGAIN).may_pass());
+        assert!(!LaunchError::Refused(LaunchRefusal::OutOfRange).may_pass());
+        assert!(!LaunchError::Failed(Errno::NOENT).may_pass() && !LaunchError::Malformed.may_pass());
+    }
+
+    // Promise: F121
+    #[test]
+    fn refusals_and_errors_of_a_launcher_differ_in_their_words() {
+        let words = |error: LaunchError| error.to_string();
+        let refused = |refusal| words(LaunchError::Refused(refusal));
+        let errors = [Errno::AGAIN, Errno::NOENT].map(|errno| words(LaunchError::Failed(errno)));
+        for (text, part) in [
+            (refused(LaunchRefusal::NotReaped), "a debugger holds it"),
+            (refused(LaunchRefusal::TooMany), "too many processes of this kind"),
+            (refused(LaunchRefusal::NoUser), "worker-uids"),
+            (errors[0].clone(), "limit of processes"),
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        let all: Vec<_> = (1..).map_while(LaunchRefusal::from_number).map(refused).chain(errors).collect();
+        let different: BTreeSet<_> = all.iter().collect();
+        assert_eq!(different.len(), all.len(), "{all:?}");
     }
 }

@@ -7,12 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{
-    io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use sluice_messages::{
-    control::{FromLauncher, ToLauncher},
+    control::{FromLauncher, LaunchRefusal, ToLauncher},
     launch::Fingerprint,
 };
 use tokio::time::sleep;
@@ -44,7 +41,7 @@ pub(super) async fn attach(path: &Path, configuration: Fingerprint) -> Result<At
             Err(
                 error @ (LaunchError::Gone
                 | LaunchError::NoService { .. }
-                | LaunchError::Refused(Errno::STALE)),
+                | LaunchError::Refused(LaunchRefusal::OtherConfiguration)),
             ) => error,
             result => return result,
         };
