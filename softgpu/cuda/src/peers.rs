@@ -39,14 +39,10 @@ pub(crate) fn enable(core: &Core, other: &Core) -> Result {
     Ok(())
 }
 
-/// Gives a GPU access to the memory of other processes that this process opens on another, until the process ends.
-pub(crate) fn open(gpu: &VisibleGpu, holder: &VisibleGpu) -> Result {
-    if !reaches(gpu, holder) {
-        return Err(Error::PEER_ACCESS_UNSUPPORTED);
-    }
+/// Gives a GPU access to the memory of other processes that this process opens on another that it reaches, until the process ends.
+pub(crate) fn open(gpu: &VisibleGpu, holder: &VisibleGpu) {
     // No operation has more access than this.
     let _ = holder.space.set_peer(Scope::Opened, (gpu.ordinal, gpu.space), 3);
-    Ok(())
 }
 
 /// Disables it.

@@ -303,6 +303,35 @@ fn process_opens_device_memory_of_another_by_its_ipc_name() {
     assert_eq!(maker.ask("name 3 0"), Err(INVALID_VALUE));
 }
 
+// Promise: C141
+#[test]
+fn failed_open_gives_its_device_no_access_to_memory_that_is_open() {
+    let state = new_state();
+    let start = || {
+        let mut command = command("pools::peer_process", state.path(), "peer");
+        command.env("SLUICE_SOFTGPU_DEVICES", "2");
+        let peer = Peer::start_as(command);
+        peer.ask("context").unwrap();
+        peer
+    };
+    let mut maker = start();
+    maker.ask("allocate 0 4096").unwrap();
+    // Pages of its own, which end with it: small allocations share pages, and the pages of a freed one can be opened.
+    maker.ask("allocate 1 3000000").unwrap();
+    let (kept, gone) = (maker.name(0, 0), maker.name(1, 0));
+    maker.ask("deallocate 1").unwrap();
+    // The name that the second device opens exists, or does not any more.
+    for (name, has_access) in [(&kept, true), (&gone, false)] {
+        let taker = start();
+        taker.ask(&format!("open 0 4096 {kept}")).unwrap();
+        taker.ask("context 1").unwrap();
+        let opened = taker.ask(&format!("open 1 4096 {name}"));
+        assert_eq!(opened.is_ok(), has_access, "{opened:?}");
+        assert_eq!(taker.ask("set 0 9").is_ok(), has_access);
+    }
+    assert_eq!(maker.ask("get 0 0"), Ok(u64::from_ne_bytes([9; 8])));
+}
+
 // Promise: C20
 #[test]
 fn opened_memory_ends_with_its_opener() {

@@ -32,10 +32,15 @@ fn open(place: Out<u64>, handle: IpcHandle, flags: u32) -> Result {
     }
     let core = current_core()?;
     let (holder, name) = name(Named::Memory, handle)?;
-    if holder.ordinal != core.gpu.ordinal {
-        peers::open(core.gpu, holder)?;
+    let is_peer = holder.ordinal != core.gpu.ordinal;
+    if is_peer && !peers::reaches(core.gpu, holder) {
+        return Err(Error::PEER_ACCESS_UNSUPPORTED);
     }
-    place.set(holder.space.open_name(core.maker(), name)?)
+    let address = holder.space.open_name(core.maker(), name)?;
+    if is_peer {
+        peers::open(core.gpu, holder);
+    }
+    place.set(address)
 }
 
 calls! {

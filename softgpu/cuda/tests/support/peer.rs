@@ -260,9 +260,11 @@ fn obey(
     let piece = |pieces: &mut BTreeMap<u64, Piece>| -> *mut Piece { pieces.entry(number(0)).or_default() };
     match verb {
         "nothing" => {}
+        // context [DEVICE]
         "context" => {
+            let device = i32::try_from(numbers.first().copied().unwrap_or(0)).unwrap();
             let mut context = 0;
-            checked(cu!(cuCtxCreate_v2(&raw mut context, 0, 0)))?;
+            checked(cu!(cuCtxCreate_v2(&raw mut context, 0, device)))?;
             return Ok(context);
         }
         "current" => {
@@ -461,6 +463,11 @@ fn obey(
             return Ok(range);
         }
         "close" => checked(cu!(cuIpcCloseMemHandle(pieces[&number(0)].range)))?,
+        // set PIECE BYTE: fills the first word, by the device of the current context
+        "set" => {
+            checked(cu!(cuMemsetD8_v2(pieces[&number(0)].range, u8::try_from(number(1)).unwrap(), 8)))?;
+            checked(cu!(cuCtxSynchronize()))?;
+        }
         // allocate-async PIECE BYTES
         "allocate-async" => {
             let mut range = 0;
