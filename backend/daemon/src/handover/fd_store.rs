@@ -105,7 +105,8 @@ impl FdStore {
         }
     }
 
-    /// Drops the sockets of a name from the store.
+    /// Drops the sockets of a name from the store. The service manager closes its copies apart from its own loop (systemd: in a process or a
+    /// thread for each), so it does not matter whose copy is the last.
     pub(crate) fn forget(&self, name: &str) {
         if self.keeps {
             log_failure(sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]));
