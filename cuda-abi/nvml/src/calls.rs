@@ -6,9 +6,10 @@
 
 use crate::driver::{Facts, GpuMemory, Health, Process};
 use crate::layout::{
-    DeviceHandle, EVENT_XID, EventData, EventSetHandle, FIELD_RECOVERY_ACTION, FieldValue, MEMORY_V2,
-    MemoryV1, MemoryV2, NO_INSTANCE, PROCESS_DETAILS_V1, PciInfo, ProcessDetail, ProcessDetails,
-    ProcessInfoV1, ProcessInfoV2, ProcessSample, Utilization,
+    DeviceHandle, EVENT_XID, EventData, EventSetHandle, FABRIC_INFO_V2, FABRIC_INFO_V3,
+    FIELD_RECOVERY_ACTION, FabricInfo, FabricInfoV2, FabricInfoV3, FieldValue, MEMORY_V2, MemoryV1, MemoryV2,
+    NO_INSTANCE, PROCESS_DETAILS_V1, PciInfo, ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2,
+    ProcessSample, Utilization,
 };
 use crate::library::Library;
 use crate::pointers::{Out, Text, utf8};
@@ -264,6 +265,30 @@ pub fn nvmlDeviceGetCudaComputeCapability(
     minor.required()?;
     fact(library, device, major, |facts| signed(facts.capability.0))?;
     fact(library, device, minor, |facts| signed(facts.capability.1))
+}
+
+/// No device here is part of an NVLink fabric. Since 9.0 a device without one has a state that says so, and the call succeeds.
+fn fabric(facts: &Facts) -> Result<FabricInfo> {
+    if facts.capability < (9, 0) { Err(Status::NOT_SUPPORTED) } else { Ok(FabricInfo::default()) }
+}
+
+pub fn nvmlDeviceGetGpuFabricInfo(library: &Library, device: DeviceHandle, place: Out<FabricInfo>) -> Result {
+    fact(library, device, place, fabric)
+}
+
+pub fn nvmlDeviceGetGpuFabricInfoV(
+    library: &Library,
+    device: DeviceHandle,
+    place: Out<FabricInfoV2>,
+) -> Result {
+    let info = fabric(library.session()?.target(device)?.gpu.facts())?;
+    let version = place.cast().get()?;
+    let info = FabricInfoV2 { version, info, health: 0 };
+    match version {
+        FABRIC_INFO_V2 => place.set(info),
+        FABRIC_INFO_V3 => place.cast().set(FabricInfoV3 { info, summary: 0 }),
+        _ => Err(Status::ARGUMENT_VERSION_MISMATCH),
+    }
 }
 
 pub fn nvmlDeviceGetNumGpuCores(library: &Library, device: DeviceHandle, cores: Out<u32>) -> Result {

@@ -77,6 +77,8 @@ macro_rules! nvml_library {
             fn nvmlDeviceGetRetiredPagesPendingStatus(device: DeviceHandle, pending: Out<u32>);
             fn nvmlDeviceGetRemappedRows(device: DeviceHandle, corrected: Out<u32>, uncorrected: Out<u32>, pending: Out<u32>, failed: Out<u32>);
             fn nvmlDeviceGetFieldValues(device: DeviceHandle, count: i32, values: Out<FieldValue>);
+            fn nvmlDeviceGetGpuFabricInfo(device: DeviceHandle, info: Out<FabricInfo>);
+            fn nvmlDeviceGetGpuFabricInfoV(device: DeviceHandle, info: Out<FabricInfoV2>);
             fn nvmlDeviceGetMemoryInfo(device: DeviceHandle, memory: Out<MemoryV1>);
             fn nvmlDeviceGetMemoryInfo_v2(device: DeviceHandle, memory: Out<MemoryV2>);
             fn nvmlDeviceGetComputeRunningProcesses(device: DeviceHandle, count: Out<u32>, list: Out<ProcessInfoV1>);
@@ -122,8 +124,8 @@ macro_rules! nvml_library {
             nvmlDeviceGetEncoderStats nvmlDeviceGetEncoderUtilization nvmlDeviceGetEnforcedPowerLimit
             nvmlDeviceGetFBCSessions nvmlDeviceGetFBCStats nvmlDeviceGetFanControlPolicy_v2
             nvmlDeviceGetFanSpeed nvmlDeviceGetFanSpeedRPM nvmlDeviceGetFanSpeed_v2
-            nvmlDeviceGetGpcClkMinMaxVfOffset nvmlDeviceGetGpcClkVfOffset nvmlDeviceGetGpuFabricInfo
-            nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetGpuFabricInfo_v4 nvmlDeviceGetGpuMaxPcieLinkGeneration
+            nvmlDeviceGetGpcClkMinMaxVfOffset nvmlDeviceGetGpcClkVfOffset
+            nvmlDeviceGetGpuFabricInfo_v4 nvmlDeviceGetGpuMaxPcieLinkGeneration
             nvmlDeviceGetGpuOperationMode nvmlDeviceGetGridLicensableFeatures
             nvmlDeviceGetGridLicensableFeatures_v2 nvmlDeviceGetGridLicensableFeatures_v3
             nvmlDeviceGetGridLicensableFeatures_v4 nvmlDeviceGetGspFirmwareMode
@@ -237,9 +239,10 @@ macro_rules! nvml_library {
             use core::ffi::c_char;
             use $crate::{
                 ComputeInstanceHandle, ComputeInstanceInfo, ComputeInstanceProfileV1, ComputeInstanceProfileV2,
-                DeviceAttributes, DeviceHandle, EventData, EventSetHandle, FieldValue, GpuInstanceHandle,
-                GpuInstanceInfo, GpuInstanceProfileV1, GpuInstanceProfileV2, MemoryV1, MemoryV2, Out, PciInfo,
-                Placement, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample, Text, Utilization, entry,
+                DeviceAttributes, DeviceHandle, EventData, EventSetHandle, FabricInfo, FabricInfoV2, FieldValue,
+                GpuInstanceHandle, GpuInstanceInfo, GpuInstanceProfileV1, GpuInstanceProfileV2, MemoryV1,
+                MemoryV2, Out, PciInfo, Placement, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample,
+                Text, Utilization, entry,
             };
             $(
                 #[unsafe(no_mangle)]

@@ -69,6 +69,46 @@ pub struct MemoryV2 {
 /// The version of [`MemoryV2`].
 pub const MEMORY_V2: c_uint = version::<MemoryV2>(2);
 
+/// `nvmlGpuFabricInfo_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct FabricInfo {
+    /// Id of the cluster.
+    pub cluster: [u8; 16],
+    /// Error of a completed registration.
+    pub status: c_uint,
+    /// Id of the group of devices within the cluster.
+    pub clique: c_uint,
+    /// `NVML_GPU_FABRIC_STATE_*`; 0 is no fabric.
+    pub state: u8,
+}
+
+/// `nvmlGpuFabricInfo_v2_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct FabricInfoV2 {
+    /// [`FABRIC_INFO_V2`].
+    pub version: c_uint,
+    /// The first version.
+    pub info: FabricInfo,
+    /// `NVML_GPU_FABRIC_HEALTH_MASK_*`.
+    pub health: c_uint,
+}
+/// The version of [`FabricInfoV2`].
+pub const FABRIC_INFO_V2: c_uint = version::<FabricInfoV2>(2);
+
+/// `nvmlGpuFabricInfo_v3_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct FabricInfoV3 {
+    /// The second version, with the number of this one.
+    pub info: FabricInfoV2,
+    /// `NVML_GPU_FABRIC_HEALTH_SUMMARY_*`.
+    pub summary: u8,
+}
+/// The version of [`FabricInfoV3`].
+pub const FABRIC_INFO_V3: c_uint = version::<FabricInfoV3>(3);
+
 /// `nvmlProcessInfo_v1_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
@@ -375,6 +415,9 @@ const _: () = {
     assert!(size_of::<PciInfo>() == 68);
     assert!(size_of::<MemoryV1>() == 24);
     assert!(size_of::<MemoryV2>() == 40 && MEMORY_V2 == 0x200_0028);
+    assert!(size_of::<FabricInfo>() == 28);
+    assert!(size_of::<FabricInfoV2>() == 36 && FABRIC_INFO_V2 == 0x200_0024);
+    assert!(size_of::<FabricInfoV3>() == 40 && FABRIC_INFO_V3 == 0x300_0028);
     assert!(size_of::<ProcessInfoV1>() == 16);
     assert!(size_of::<ProcessInfoV2>() == 24);
     assert!(size_of::<ProcessDetail>() == 32);

@@ -33,11 +33,11 @@ pub use facts::{
 pub use layout::{
     COMPUTE_INSTANCE_PROFILE_V2, COMPUTE_INSTANCE_PROFILE_V3, ComputeInstanceHandle, ComputeInstanceInfo,
     ComputeInstanceProfileV1, ComputeInstanceProfileV2, ComputeInstanceProfileV3, DeviceAttributes,
-    DeviceHandle, EVENT_XID, EventData, EventSetHandle, FIELD_RECOVERY_ACTION, FieldValue,
-    GPU_INSTANCE_PROFILE_V2, GPU_INSTANCE_PROFILE_V3, GpuInstanceHandle, GpuInstanceInfo,
-    GpuInstanceProfileV1, GpuInstanceProfileV2, GpuInstanceProfileV3, MEMORY_V2, MemoryV1, MemoryV2,
-    NO_INSTANCE, PROCESS_DETAILS_V1, PciInfo, Placement, ProcessDetail, ProcessDetails, ProcessInfoV1,
-    ProcessInfoV2, ProcessSample, Utilization,
+    DeviceHandle, EVENT_XID, EventData, EventSetHandle, FABRIC_INFO_V2, FABRIC_INFO_V3,
+    FIELD_RECOVERY_ACTION, FabricInfo, FabricInfoV2, FabricInfoV3, FieldValue, GPU_INSTANCE_PROFILE_V2,
+    GPU_INSTANCE_PROFILE_V3, GpuInstanceHandle, GpuInstanceInfo, GpuInstanceProfileV1, GpuInstanceProfileV2,
+    GpuInstanceProfileV3, MEMORY_V2, MemoryV1, MemoryV2, NO_INSTANCE, PROCESS_DETAILS_V1, PciInfo, Placement,
+    ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample, Utilization,
 };
 pub use library::Library;
 pub use pointers::{Out, Text};

@@ -12,12 +12,16 @@ use libloading::os::unix::Library;
 use sluice_kit::processes::Process;
 use sluice_kit::wait::eventually;
 use sluice_nvml_abi::{
-    EVENT_XID, EventData, MEMORY_V2, MemoryV1, MemoryV2, NO_INSTANCE, Out, PROCESS_DETAILS_V1, PciInfo,
-    ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample, Status, Utilization,
+    EVENT_XID, EventData, FABRIC_INFO_V2, FABRIC_INFO_V3, FabricInfo, FabricInfoV2, FabricInfoV3, MEMORY_V2,
+    MemoryV1, MemoryV2, NO_INSTANCE, Out, PROCESS_DETAILS_V1, PciInfo, ProcessDetail, ProcessDetails,
+    ProcessInfoV1, ProcessInfoV2, ProcessSample, Status, Utilization,
 };
 // Makes cargo build the library.
 use softgpu_device::{Booking, Client, Config, Device, PAGE_BYTES, Use};
 use softgpu_nvml as _;
+
+/// `NVML_SUCCESS`.
+const SUCCESS: u32 = 0;
 
 struct Nvml(Library);
 
@@ -182,6 +186,57 @@ fn identity_in_own_process() {
     }
     ok!(nvml.nvmlShutdown());
     assert_eq!(nvml!(nvml.nvmlDeviceGetCount_v2(&raw mut number => *mut u32)), Status::UNINITIALIZED.0);
+}
+
+// Promise: C142
+#[test]
+fn fabric_of_a_device_is_absent_since_9_0_and_unsupported_before() {
+    for (model, expected) in [("A100-40", Status::NOT_SUPPORTED.0), ("H200-141", SUCCESS)] {
+        let state = state();
+        let mut process = child("fabric_in_own_process", state.path());
+        process.env("SLUICE_SOFTGPU_MODEL", model).env("EXPECTED_STATUS", expected.to_string());
+        let status = process.status().unwrap();
+        assert!(status.success(), "{model}: {status}");
+    }
+}
+
+#[test]
+#[ignore = "a part of fabric_of_a_device_is_absent_since_9_0_and_unsupported_before"]
+fn fabric_in_own_process() {
+    let expected: u32 = std::env::var("EXPECTED_STATUS").unwrap().parse().unwrap();
+    let nvml = Nvml::load();
+    ok!(nvml.nvmlInit_v2());
+    let mut device = 0usize;
+    ok!(nvml.nvmlDeviceGetHandleByIndex_v2(0 => u32, &raw mut device => *mut usize));
+    let other = FabricInfo { cluster: [1; 16], status: 1, clique: 1, state: 3 };
+    let absent = if expected == SUCCESS { FabricInfo::default() } else { other };
+
+    let mut info = other;
+    assert_eq!(
+        nvml!(nvml.nvmlDeviceGetGpuFabricInfo(device => usize, &raw mut info => *mut FabricInfo)),
+        expected
+    );
+    assert_eq!(info, absent);
+    let mut second = FabricInfoV2 { version: FABRIC_INFO_V2, info: other, health: 0 };
+    assert_eq!(
+        nvml!(nvml.nvmlDeviceGetGpuFabricInfoV(device => usize, &raw mut second => *mut FabricInfoV2)),
+        expected
+    );
+    assert_eq!(second, FabricInfoV2 { version: FABRIC_INFO_V2, info: absent, health: 0 });
+    let mut third =
+        FabricInfoV3 { info: FabricInfoV2 { version: FABRIC_INFO_V3, info: other, health: 0 }, summary: 0 };
+    assert_eq!(
+        nvml!(nvml.nvmlDeviceGetGpuFabricInfoV(device => usize, &raw mut third => *mut FabricInfoV3)),
+        expected
+    );
+    assert_eq!((third.info.version, third.info.info), (FABRIC_INFO_V3, absent));
+    if expected == SUCCESS {
+        let mut fourth = FabricInfoV2 { version: 4, info: other, health: 0 };
+        assert_eq!(
+            nvml!(nvml.nvmlDeviceGetGpuFabricInfoV(device => usize, &raw mut fourth => *mut FabricInfoV2)),
+            Status::ARGUMENT_VERSION_MISMATCH.0
+        );
+    }
 }
 
 // Promise: Q10
