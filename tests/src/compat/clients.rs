@@ -38,6 +38,8 @@ pub enum TestSource {
 
 /// In a value of the environment this stands for the folder of the packages.
 pub const PACKAGES: &str = "PACKAGES";
+/// In a value of the environment this stands for a folder that looks like a toolkit: its `bin/ptxas` is the software GPU's assembler.
+pub const TOOLKIT: &str = "TOOLKIT";
 /// The place of the compiler for kernels among the packages, for clients that load it by its name.
 const NVRTC_LIBRARY: (&str, &str) = ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib");
 /// The folder of tests in this tree, and of the plugin that reports outcomes.
@@ -225,5 +227,48 @@ pub const CLIENTS: &[CompatClient] = &[
         prelude: "",
         seconds: 600,
         minutes: 5,
+    },
+    CompatClient {
+        name: "xgboost",
+        packages: with_pytest!["xgboost==3.2.0", "scipy==1.17.1"],
+        tests: &[(TestSource::Tree, FOLDER, "test_xgboost")],
+        // Its wheel has PTX for 12.0 only. The scale gives this model the memory of the default one.
+        environment: &[("SLUICE_SOFTGPU_MODEL", "RTX5090-32"), ("SLUICE_SOFTGPU_SCALE", "26")],
+        unittest: false,
+        keyword: "",
+        prelude: "",
+        seconds: 600,
+        minutes: 1,
+    },
+    CompatClient {
+        name: "jax",
+        packages: with_pytest![
+            "jax==0.10.2",
+            "jaxlib==0.10.2",
+            "jax-cuda13-plugin==0.10.2",
+            "jax-cuda13-pjrt==0.10.2",
+            "ml-dtypes==0.6.0",
+            "opt-einsum==3.4.0",
+            "scipy==1.17.1",
+            "nvidia-cuda-runtime==13.4.92",
+            "nvidia-cudnn-jit-cu13==9.27.0.42",
+        ],
+        tests: &[(TestSource::Tree, FOLDER, "test_jax")],
+        environment: &[
+            ("JAX_PLATFORMS", "cuda,cpu"),
+            // It asks libraries for their versions that no test here uses, and that are three gigabytes.
+            ("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1"),
+            ("CUDA_ROOT", "TOOLKIT"),
+            ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cu13/lib:PACKAGES/nvidia/cudnn_jit/lib"),
+            // The wheel's compiled sort has PTX for 12.0 only. The scale gives this model the memory of the default one.
+            ("SLUICE_SOFTGPU_MODEL", "RTX5090-32"),
+            ("SLUICE_SOFTGPU_SCALE", "26"),
+        ],
+        unittest: false,
+        keyword: "",
+        // It looks for a node of NVIDIA's kernel module, which a guest does not have.
+        prelude: "import jax._src.hardware_utils as nodes; nodes.has_visible_nvidia_gpu = lambda: True",
+        seconds: 900,
+        minutes: 2,
     },
 ];

@@ -23,11 +23,13 @@ use crate::process::{kill, output_of, run as run_process, with_environment};
 use crate::progress;
 use crate::wheels;
 
-use clients::{CompatClient, FOLDER, PACKAGES, TestSource};
+use clients::{CompatClient, FOLDER, PACKAGES, TOOLKIT, TestSource};
 use results::{Outcomes, ResultCache, contents, files, read};
 
 /// The scale of both ways' device: 1.2 GiB, as `sluice run` makes it by itself. Tests that fill a device must find the same one.
 const SCALE: &str = "115";
+/// The software GPU's assembler.
+const ASSEMBLER: &str = "softgpu-ptxas";
 /// A variable of the processes of one run.
 const MARK: &str = "COMPAT_RUN";
 const DOWNLOAD: Duration = Duration::from_secs(900);
@@ -112,7 +114,7 @@ fn unpack(python: &Path, source: &str) -> Result<PathBuf> {
 /// A hash of the programs and libraries on which the results of a way depend.
 fn built(binaries: &Binaries, native: bool) -> Result<u64> {
     let guest = ["libsluice_guest.so", "libsluice_guest_nvml.so"];
-    let softgpu = ["libsoftgpu_cuda.so", "libsoftgpu_nvml.so"];
+    let softgpu = ["libsoftgpu_cuda.so", "libsoftgpu_nvml.so", ASSEMBLER];
     let names = softgpu.iter().chain(guest.iter().chain(&HOST_PROGRAMS).filter(|_| !native));
     contents(&names.map(|name| binaries.get(name)).collect::<Result<Vec<_>>>()?)
 }
@@ -222,8 +224,12 @@ impl Installed {
         command.env("HOME", scratch.path()).env("XDG_CACHE_HOME", scratch.path());
         command.env("TMPDIR", scratch.path());
         command.env("SLUICE_SOFTGPU_SCALE", SCALE);
+        let toolkit = scratch.path().join("toolkit");
+        std::fs::create_dir_all(toolkit.join("bin"))?;
+        std::os::unix::fs::symlink(binaries.get(ASSEMBLER)?, toolkit.join("bin/ptxas"))?;
         for (name, value) in self.client.environment {
-            command.env(name, value.replace(PACKAGES, &self.packages.display().to_string()));
+            let value = value.replace(PACKAGES, &self.packages.display().to_string());
+            command.env(name, value.replace(TOOLKIT, &toolkit.display().to_string()));
         }
         if native {
             command.env("SLUICE_SOFTGPU_STATE", device.path());
