@@ -17,13 +17,14 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize) {
     unsafe { core::ptr::copy(pointer(from).cast_const(), pointer(to), bytes) }
 }
 
-/// Lengths of the copies into staging memory that bypass the caches. Of fewer bytes, the wait until the stores have reached memory takes
+/// Lengths of the copies into staging memory that bypass the caches. For fewer bytes, the wait until the stores have reached memory takes
 /// longer than the transfer between two caches. More bytes than a processor's own cache holds have left it when they are read.
 const PAST_CACHES: Range<usize> = 16 << 10..1 << 20;
 /// Bytes of a line of the caches.
 const LINE: usize = 64;
 
-/// Copies bytes of the program into memory that another processor or a device reads next.
+/// Copies bytes of the program into memory that another processor or a device reads next: on a stream, the thread that sends them. The
+/// ranges do not overlap.
 ///
 /// A reader that shares no cache with this processor fetches each line out of this processor's own cache, and the next copy takes the
 /// line back. Past the caches, copies of some 100 KiB are up to eight times faster then (measured), and about as fast otherwise.
@@ -54,7 +55,7 @@ fn stream_lines(to: u64, from: u64, lines: usize) {
             unsafe { _mm_loadu_si128(from.wrapping_add(part)) }
         });
         for (part, value) in parts.into_iter().enumerate() {
-            // SAFETY: as for `copy`; the place is aligned, as the line is.
+            // SAFETY: as for `copy`; the place is aligned, as the line is, and no other access comes before the fence below.
             unsafe { _mm_stream_si128(to.wrapping_add(part), value) };
         }
     }

@@ -14,7 +14,7 @@
 //!   it. A `work` is a post for whose end the guest waits at once if its environment asks that launches block. A `sync` call is
 //!   answered. A `wait` call is answered, too, after everything that was posted before it is submitted.
 //! - Sections name the thread of the worker that serves a row: the dispatcher (`inline`), the submitter in the order of a
-//!   stream (`stream`; `launch` if the work has parameters or needs local memory), the memory helper (`memory`; `quick` if the
+//!   stream (`stream`; `launch` if the work has parameters or may need local memory), the memory helper (`memory`; `quick` if the
 //!   dispatcher first tries to answer at once, without the helper and ahead of posted work that it does not depend on), and the
 //!   module helper (`module`; `image` for arrays, textures and surfaces).
 //!

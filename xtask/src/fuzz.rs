@@ -237,6 +237,8 @@ pub(crate) fn targets_build() -> Result<Command> {
     build.args(["build", "--release", "--quiet", "--bins", "--target", nightly::TARGET]);
     build.args(["--manifest-path", "fuzz/Cargo.toml"]);
     build.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", target_folder()?.join("fuzz"));
+    // A crash is reported with its lines, also where other builds have none.
+    build.env_remove("CARGO_PROFILE_RELEASE_DEBUG");
     Ok(build)
 }
 

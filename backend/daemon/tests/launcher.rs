@@ -870,7 +870,7 @@ fn launcher_finds_processes_that_it_started_or_was_told_to_keep_and_no_other() {
     second.end();
 }
 
-// Promise: F74
+// Promise: F74, F121
 #[test]
 fn sockets_of_a_vm_are_removed_when_its_device_does_not_run() {
     let place = Place::new();

@@ -373,7 +373,7 @@ fn ask(
     channel.receive().map(Received::message).ok().flatten()
 }
 
-// Promise: F95
+// Promise: F95, F121
 #[test]
 fn hostile_client_of_the_launchers_service_reaches_only_processes_of_sluice() {
     let directories = ["hostile-client", "stranger"].map(|name| cgroup_directory(name).map(Cgroup));

@@ -17,9 +17,8 @@ use rustix::{
     io::{Errno, retry_on_intr},
     process::{WaitId, WaitIdOptions},
 };
-use sluice_runtime::process::{Identity, is_gone, kill};
-
 use sluice_messages::control::LaunchRefusal;
+use sluice_runtime::process::{Identity, is_gone, kill};
 
 use super::{Launcher, cgroup::Cgroups, children::Survivor, error::RequestError, role::ChildRole};
 

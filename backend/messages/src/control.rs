@@ -632,7 +632,7 @@ numbered! {
         /// The client has another configuration.
         #[error("it has another configuration than its client")]
         OtherConfiguration = 3,
-        /// The device, arbiter or probe of before is not reaped.
+        /// The earlier device, arbiter or probe is not reaped.
         #[error("the earlier one has not been reaped, as when a debugger holds it")]
         NotReaped = 4,
         /// As many processes of this kind as the launcher allows are not reaped.

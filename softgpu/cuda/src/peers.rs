@@ -39,7 +39,7 @@ pub(crate) fn enable(core: &Core, other: &Core) -> Result {
     Ok(())
 }
 
-/// Gives a GPU access to the memory of other processes that this process opens on another that it reaches, until the process ends.
+/// Gives a GPU access to memory of other processes that this process opens on `holder`, until the process ends. The GPU reaches `holder`.
 pub(crate) fn open(gpu: &VisibleGpu, holder: &VisibleGpu) {
     // No operation has more access than this.
     let _ = holder.space.set_peer(Scope::Opened, (gpu.ordinal, gpu.space), 3);

@@ -210,6 +210,7 @@ fn fabric_in_own_process() {
     ok!(nvml.nvmlDeviceGetHandleByIndex_v2(0 => u32, &raw mut device => *mut usize));
     let other = FabricInfo { cluster: [1; 16], status: 1, clique: 1, state: 3 };
     let absent = if expected == SUCCESS { FabricInfo::default() } else { other };
+    let health = if expected == SUCCESS { 0 } else { 7 };
 
     let mut info = other;
     assert_eq!(
@@ -217,19 +218,20 @@ fn fabric_in_own_process() {
         expected
     );
     assert_eq!(info, absent);
-    let mut second = FabricInfoV2 { version: FABRIC_INFO_V2, info: other, health: 0 };
+    let mut second = FabricInfoV2 { version: FABRIC_INFO_V2, info: other, health: 7 };
     assert_eq!(
         nvml!(nvml.nvmlDeviceGetGpuFabricInfoV(device => usize, &raw mut second => *mut FabricInfoV2)),
         expected
     );
-    assert_eq!(second, FabricInfoV2 { version: FABRIC_INFO_V2, info: absent, health: 0 });
+    assert_eq!(second, FabricInfoV2 { version: FABRIC_INFO_V2, info: absent, health });
     let mut third =
-        FabricInfoV3 { info: FabricInfoV2 { version: FABRIC_INFO_V3, info: other, health: 0 }, summary: 0 };
+        FabricInfoV3 { info: FabricInfoV2 { version: FABRIC_INFO_V3, info: other, health: 7 }, summary: 7 };
     assert_eq!(
         nvml!(nvml.nvmlDeviceGetGpuFabricInfoV(device => usize, &raw mut third => *mut FabricInfoV3)),
         expected
     );
-    assert_eq!((third.info.version, third.info.info), (FABRIC_INFO_V3, absent));
+    let read = (third.info.version, third.info.info, third.info.health, u32::from(third.summary));
+    assert_eq!(read, (FABRIC_INFO_V3, absent, health, health));
     if expected == SUCCESS {
         let mut fourth = FabricInfoV2 { version: 4, info: other, health: 0 };
         assert_eq!(

@@ -1,4 +1,4 @@
-"""XGBoost trained and asked on the device, compared with its CPU back end."""
+"""XGBoost trains and predicts on the device; its results are compared with those of the CPU."""
 
 import numpy
 import pytest

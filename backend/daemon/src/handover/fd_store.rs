@@ -106,7 +106,7 @@ impl FdStore {
     }
 
     /// Drops the sockets of a name from the store. The service manager closes its copies apart from its own loop (systemd: in a process or a
-    /// thread for each), so it does not matter whose copy is the last.
+    /// thread for each), so either side may have the last copy.
     pub(crate) fn forget(&self, name: &str) {
         if self.keeps {
             log_failure(sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]));

@@ -50,7 +50,7 @@ pub(crate) enum LaunchError {
     #[error("the launcher refuses: {0}")]
     Refused(LaunchRefusal),
     /// The kernel refused the launcher a part of the request.
-    #[error("the launcher fails: {}", kernel_error(*.0))]
+    #[error("the kernel refuses the launcher a part of the request: {}", kernel_error(*.0))]
     Failed(Errno),
     /// Earlier devices of the VM have sent descriptors whose close takes long.
     #[error("descriptors of the VM's earlier devices are not closed yet")]
@@ -87,7 +87,7 @@ impl LaunchError {
 fn kernel_error(errno: Errno) -> String {
     let error = io::Error::from(errno);
     match errno {
-        Errno::AGAIN => format!("{error}: the host or a cgroup has its limit of processes"),
+        Errno::AGAIN => format!("{error}: the host or a cgroup has reached its limit of processes"),
         _ => error.to_string(),
     }
 }

@@ -2,7 +2,7 @@
 //! table, section by section.
 //!
 //! A call of the section `inline` is served by its own method ([`Inline`]). One of the section `stream` becomes an operation
-//! ([`OnStream`]), which is submitted in the order of its stream; a launch ([`Launches`]) has parameters besides. Calls of the other
+//! ([`OnStream`]), which is submitted in the order of its stream; a launch ([`Launches`]) has parameters, or may need local memory. Calls of the other
 //! sections are resolved and handed to the helper thread that serves them; for those of the section `quick` the dispatcher first tries
 //! without the helper ([`Quick`]).
 
@@ -122,7 +122,7 @@ macro_rules! sections {
             fn $inline(&mut self, header: &Header, args: &wire::$inline::Args) -> Served<wire::$inline::Reply>;)+
         }
 
-        /// Launches, which are work on the header's stream, too: each checks its arguments and hands them in with its parameters.
+        /// Launches, which are work on the header's stream, too: each checks its arguments and hands itself in.
         pub(super) trait Launches {
             $($(#[doc = $l_doc])*
             fn $launch(&mut self, header: &Header, args: &wire::$launch::Args) -> Served<wire::$launch::Reply>;)+
