@@ -19,6 +19,7 @@ use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sluice_kit::figures::median;
 use sluice_kit::front_end::{EventFd, FREE, FrontEnd, memory};
+use sluice_kit::machine::has_machine_code;
 use sluice_kit::processes::{wait_gone, watch};
 use sluice_kit::wait::until;
 use sluice_protocol::{session, shared::Shared as _};
@@ -80,6 +81,10 @@ const CUTTER: u32 = 1;
 const CUTS: usize = 3;
 /// The line of a device that misses a page.
 const MISSING: &str = "sluice-device: a page of shared memory is not there any more (SIGBUS)";
+/// Number of fences of a VM with an endless kernel.
+const FENCES: usize = 3;
+/// A part of the software GPU's line about a function of which it has made machine code.
+const MACHINE_CODE: &str = ": machine code for ";
 /// Time between two deaths of lying workers.
 const DEATH: Duration = Duration::from_millis(200);
 
@@ -752,5 +757,53 @@ fn neighbour_computes_beside_a_trusted_front_end_that_cuts_its_memory() -> Resul
     pulse.end()?;
     let log = tenants.printed();
     ensure!(log.matches(MISSING).count() == CUTS, "{}", tail(&log, 40));
+    tenants.stop()
+}
+
+/// Starts a kernel that never ends in machine code, and fences its VM.
+fn fence_endless_kernel(tenants: &Tenants, pulse: &mut Pulse, hang: &Path, number: usize) -> Result<()> {
+    let mut program = tenants.spawn(LIAR, &format!("hang-{number}"), hang, &[])?;
+    program.wait_for_line("holding", TIMEOUT)?;
+    let made = || tenants.printed().lines().filter(|line| is_machine_code_of(line, "hang")).count();
+    ensure!(until(made, |made| *made == number) == number, "{}", tail(&tenants.printed(), 40));
+    let workers = tenants.workers(LIAR)?;
+    ensure!(workers.len() == 1, "{workers:?}");
+    let worker = watch(workers[0]).context("the worker runs")?;
+    std::thread::scope(|scope| {
+        let measured = scope.spawn(|| pulse.beat(ROUND_MILLISECONDS).map(drop));
+        let fenced = tenants.fence(LIAR);
+        measured.join().map_err(|_| anyhow!("the neighbour panicked"))?.and(fenced)
+    })?;
+    wait_gone(&worker);
+    let fence = || Ok::<_, anyhow::Error>(tenants.vm(LIAR)?["fence"].clone());
+    let fence = until(fence, |fence| fence.as_ref().is_ok_and(|fence| fence["step"] == "quarantined"))?;
+    // A step that took too long would have ended in quarantine before the memory was clean.
+    ensure!(fence["step"] == "quarantined" && fence["clean"] == true, "{fence}");
+    kill(program.id());
+    program.wait(TIMEOUT)?.context("it ends when it is killed")?;
+    tenants.readmit(LIAR)
+}
+
+fn is_machine_code_of(line: &str, function: &str) -> bool {
+    line.split_once(MACHINE_CODE).is_some_and(|(before, _)| before.contains(function))
+}
+
+// Promise: F122
+#[test]
+fn fence_ends_an_endless_kernel_in_machine_code_beside_a_neighbour_that_computes() -> Result<()> {
+    if !has_machine_code() {
+        sluice_skip::skip("there is no machine code for this processor");
+        return Ok(());
+    }
+    let mut options = Options::with_limits(DEVICE_MIB, &QUOTAS_MIB[..2]);
+    options.environment.push(("SLUICE_SOFTGPU_LOG".to_owned(), "1".to_owned()));
+    let tenants = Tenants::start(&Binaries::locate()?, &options)?;
+    let mut pulse = Pulse::start(&tenants, &programs::hostile("pulse")?, None)?;
+    let hang = programs::hostile("hang")?;
+    for number in 1..=FENCES {
+        fence_endless_kernel(&tenants, &mut pulse, &hang, number)?;
+    }
+    pulse.beat(AFTER_MILLISECONDS).context("after the fences")?;
+    pulse.end()?;
     tenants.stop()
 }

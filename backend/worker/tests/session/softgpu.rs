@@ -6,7 +6,10 @@ use crate::{
     guest::{ARENA, Arena, Guest, Start, memory_file},
     streams::launch,
 };
-use sluice_kit::wait::{TIMEOUT, eventually};
+use sluice_kit::{
+    machine::has_machine_code,
+    wait::{TIMEOUT, eventually},
+};
 use sluice_protocol::{
     calls::wire,
     field::{
@@ -352,19 +355,6 @@ fn hot_kernel_of_a_session_runs_as_machine_code() {
     if rustix::process::geteuid().is_root() {
         assert!(executed_bytes(guest.worker.id()) > 0, "no page with code was executed");
     }
-}
-
-fn has_machine_code() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("bmi1")
-        && is_x86_feature_detected!("bmi2")
-        && is_x86_feature_detected!("popcnt")
-        && is_x86_feature_detected!("lzcnt")
-        && is_x86_feature_detected!("f16c");
-    #[cfg(not(target_arch = "x86_64"))]
-    false
 }
 
 /// Bytes of its area for machine code that a worker has executed: it is mapped for that only.
