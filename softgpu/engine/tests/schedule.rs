@@ -102,6 +102,28 @@ fn shuffles_in_parts_of_a_warp_stay_in_their_part() {
     }
 }
 
+// Promise: S95
+#[test]
+fn shuffle_gives_zero_for_a_lane_that_does_not_execute_it() {
+    // Each lane has a value. When the odd lanes from 9 on read the lane below and the second one below, lanes 0 to 7 have exited and the
+    // other even ones are at a later instruction. There, all lanes that are left read the lane below, which is not in their mask.
+    let out = one(
+        "add.u32 %r1, %r0, 100; and.b32 %r2, %r0, 1; setp.lt.u32 %p1, %r0, 8; @%p1 exit;\n\
+         setp.eq.u32 %p2, %r2, 0; @%p2 bra join;\n\
+         shfl.sync.up.b32 %r3|%p3, %r1, 1, 0, 0xaaaaaaaa; selp.u32 %r3, %r3, 1, %p3; st.global.u32 [%d1], %r3;\n\
+         sub.u32 %r4, %r0, 2; shfl.sync.idx.b32 %r4, %r1, %r4, 31, 0xaaaaaaaa; st.global.u32 [%d1+128], %r4;\n\
+         join: mov.u32 %r5, 1; shl.b32 %r5, %r5, %r0; shfl.sync.up.b32 %r6, %r1, 1, 0, %r5; st.global.u32 [%d1+256], %r6; ret;",
+        32,
+        96,
+    );
+    for lane in 8..32usize {
+        let odd = lane % 2 == 1;
+        assert_eq!(out[lane], 0, "lane {lane}");
+        assert_eq!(out[32 + lane], if odd && lane > 9 { lane as u32 + 98 } else { 0 }, "lane {lane}");
+        assert_eq!(out[64 + lane], if lane > 8 { lane as u32 + 99 } else { 0 }, "lane {lane}");
+    }
+}
+
 #[test]
 fn warp_operation_waits_for_its_members() {
     // Two paths of different length lead to one shuffle; a loop delays half of the lanes.

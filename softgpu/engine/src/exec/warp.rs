@@ -284,8 +284,12 @@ pub(crate) fn members(frame: &Frame, slot: u32, mask: u32) -> u32 {
     all
 }
 
+/// `shfl.sync` for the lanes of `mask`, which may have several groups of members.
 pub(crate) fn shfl(frame: &Frame, i: &Inst, mask: u32) {
-    let values: [u32; 32] = frame.load(i.a);
+    let mut values: [u32; 32] = frame.load(i.a);
+    // The value of another lane is undefined. Its register may hold a value of an earlier kernel, and a program that multiplies the
+    // value by zero relies on a finite one.
+    each(!mask, |lane| values[lane] = 0);
     let mode = ShflMode::of(i.sub);
     let mut inside = 0u32;
     let mut out = [0u32; 32];
