@@ -42,6 +42,10 @@ pub const PACKAGES: &str = "PACKAGES";
 pub const TOOLKIT: &str = "TOOLKIT";
 /// The place of the compiler for kernels among the packages, for clients that load it by its name.
 const NVRTC_LIBRARY: (&str, &str) = ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib");
+/// A device of capability 12.0.
+const MODEL_OF_12_0: (&str, &str) = ("SLUICE_SOFTGPU_MODEL", "RTX5090-32");
+/// The scale that gives this model the memory of the default one.
+const SCALE_OF_12_0: (&str, &str) = ("SLUICE_SOFTGPU_SCALE", "26");
 /// The folder of tests in this tree, and of the plugin that reports outcomes.
 pub const FOLDER: &str = "tests/clients/compat";
 
@@ -91,9 +95,9 @@ pub const CLIENTS: &[CompatClient] = &[
         environment: &[
             ("CUPY_COMPILE_WITH_PTX", "1"),
             ("CUPY_ACCELERATORS", ""),
-            // The wheel's compiled sort has PTX for 12.0 only. The scale gives this model the memory of the default one.
-            ("SLUICE_SOFTGPU_MODEL", "RTX5090-32"),
-            ("SLUICE_SOFTGPU_SCALE", "26"),
+            // The wheel's compiled sort has PTX for 12.0 only.
+            MODEL_OF_12_0,
+            SCALE_OF_12_0,
             ("CUDA_PATH", "PACKAGES/nvidia/cuda_runtime"),
             NVRTC_LIBRARY,
         ],
@@ -232,8 +236,8 @@ pub const CLIENTS: &[CompatClient] = &[
         name: "xgboost",
         packages: with_pytest!["xgboost==3.2.0", "scipy==1.17.1"],
         tests: &[(TestSource::Tree, FOLDER, "test_xgboost")],
-        // Its wheel has PTX for 12.0 only. The scale gives this model the memory of the default one.
-        environment: &[("SLUICE_SOFTGPU_MODEL", "RTX5090-32"), ("SLUICE_SOFTGPU_SCALE", "26")],
+        // Its wheel has PTX for 12.0 only.
+        environment: &[MODEL_OF_12_0, SCALE_OF_12_0],
         unittest: false,
         keyword: "",
         prelude: "",
@@ -260,9 +264,9 @@ pub const CLIENTS: &[CompatClient] = &[
             ("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1"),
             ("CUDA_ROOT", "TOOLKIT"),
             ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cu13/lib:PACKAGES/nvidia/cudnn_jit/lib"),
-            // The wheel's compiled sort has PTX for 12.0 only. The scale gives this model the memory of the default one.
-            ("SLUICE_SOFTGPU_MODEL", "RTX5090-32"),
-            ("SLUICE_SOFTGPU_SCALE", "26"),
+            // The wheel's compiled sort has PTX for 12.0 only.
+            MODEL_OF_12_0,
+            SCALE_OF_12_0,
         ],
         unittest: false,
         keyword: "",

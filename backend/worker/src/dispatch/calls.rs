@@ -2,9 +2,9 @@
 //! table, section by section.
 //!
 //! A call of the section `inline` is served by its own method ([`Inline`]). One of the section `stream` becomes an operation
-//! ([`OnStream`]), which is submitted in the order of its stream; a launch ([`Launches`]) has parameters, or may need local memory. Calls of the other
-//! sections are resolved and handed to the helper thread that serves them; for those of the section `quick` the dispatcher first tries
-//! without the helper ([`Quick`]).
+//! ([`OnStream`]), which is submitted in the order of its stream; a launch ([`Launches`]) has parameters, or may need local memory.
+//! Calls of the other sections are resolved and handed to the helper thread that serves them; for those of the section `quick` the
+//! dispatcher first tries without the helper ([`Quick`]).
 
 use super::{Dispatcher, Violation, reply_to};
 use crate::{
